@@ -1,0 +1,1 @@
+"""Exact speculative sampling for language-model decoding on the CPU."""
