@@ -24,6 +24,9 @@ cdef object open_row(object values, str name, Row *row)
 # what it must not overlap.
 cdef cnp.ndarray open_out(object out, Py_ssize_t n, tuple inputs, bint float32_too=*)
 
+# The error to raise for a row that is not one of probabilities.
+cdef object bad_probabilities(object row, str name)
+
 cdef cnp.ndarray new_doubles(Py_ssize_t n)
 cdef cnp.ndarray new_ids(Py_ssize_t n)
 
@@ -32,6 +35,10 @@ cdef int64_t id_within(object token_id, Py_ssize_t n) except -1
 
 # Ranks that top_k keeps of n; 0 when it is off.
 cdef Py_ssize_t ranks_kept(object top_k, Py_ssize_t n) except -1
+
+
+cdef inline int64_t *ids_of(cnp.ndarray array) noexcept:
+    return <int64_t *>cnp.PyArray_DATA(array)
 
 
 cdef inline double *doubles(cnp.ndarray array) noexcept:

@@ -74,6 +74,14 @@ cdef object open_row(object values, str name, Row *row):
     return array
 
 
+cdef object bad_probabilities(object row, str name):
+    values = np.asarray(row).astype(np.float64)
+    wrong = np.flatnonzero(~((values >= 0.0) & (values < np.inf)))
+    if wrong.size:
+        return ValueError(f"{name} must be finite and not negative: entry {wrong[0]} is {values[wrong[0]]}")
+    return ValueError(f"{name} has no positive mass")
+
+
 cdef cnp.ndarray new_doubles(Py_ssize_t n):
     cdef cnp.npy_intp shape = n
     return cnp.PyArray_EMPTY(1, &shape, cnp.NPY_DOUBLE, 0)
