@@ -576,15 +576,11 @@ cdef double propose_bound(const double *p, Py_ssize_t n, double top_p, Py_ssize_
     return 0.0
 
 
-cdef selection_status find_cut(const double *p, Py_ssize_t n, double top_p, Py_ssize_t k, Cut *cut) noexcept nogil:
-    cdef double *values = <double *>malloc((n + 8) * sizeof(double))
-    cdef selection_status status
-    if values is NULL:
-        return NO_MEMORY
-    status = cut_above(p, n, top_p, k, propose_bound(p, n, top_p, k), values, cut)
+cdef selection_status find_cut(const double *p, Py_ssize_t n, double top_p, Py_ssize_t k, double *room,
+                               Cut *cut) noexcept nogil:
+    cdef selection_status status = cut_above(p, n, top_p, k, propose_bound(p, n, top_p, k), room, cut)
     if status == TOO_MANY:
-        status = cut_above(p, n, top_p, k, 0.0, values, cut)
-    free(values)
+        status = cut_above(p, n, top_p, k, 0.0, room, cut)
     return status
 
 

@@ -484,16 +484,14 @@ static int block_maxima_sum_f64(const double *x, size_t n, double per_unit, doub
         IN_GROUP acc[j] = all_f32(0.0f);
         for (size_t i = 0; i < length; i += 2 * SIXTEEN) {
             double padded[2 * SIXTEEN];
-            float narrow[2 * SIXTEEN];
             const double *from = chunk + i;
             if (UNLIKELY(length - i < 2 * SIXTEEN)) {
                 for (int lane = 0; lane < 2 * SIXTEEN; ++lane) padded[lane] = -INFINITY;
                 memcpy(padded, from, (length - i) * sizeof *x);
                 from = padded;
             }
-            UNROLLED for (int j = 0; j < 2 * GROUP; ++j)
-                store_f64_as_f32(narrow + j * F64_LANES, load_f64(from + j * F64_LANES) - all_f64(top));
-            IN_GROUP d[j] = load_f32(narrow + j * F32_LANES);
+            IN_GROUP d[j] = narrow_f64(load_f64(from + 2 * j * F64_LANES) - all_f64(top),
+                                       load_f64(from + (2 * j + 1) * F64_LANES) - all_f64(top));
             rough_exp_group(d, all_f32((float)per_unit), acc);
         }
         run->sum += rough_sum(acc);
@@ -608,12 +606,12 @@ static void residual(const double *p, const double *q, size_t n, double divisor,
         MAP_F64(n, RESIDUAL_DIVIDED);
 }
 
-static void marginal(const double *p, const double *q, size_t n, double p_total, double q_total, double rate, double *out)
+static void marginal(const double *p, const double *q, size_t n, double rate, double *out)
 {
-    const f64v pt = all_f64(p_total), qt = all_f64(q_total), r = all_f64(rate), zero = all_f64(0.0);
-#define LAW(load)                                                                                             \
-    (select_f64(load(p + i) / pt < load(q + i) / qt, load(p + i) / pt, load(q + i) / qt) +                    \
-     r * larger_f64(load(p + i) / pt - load(q + i) / qt, zero))
+    const f64v r = all_f64(rate), zero = all_f64(0.0);
+#define LAW(load)                                                       \
+    (select_f64(load(p + i) < load(q + i), load(p + i), load(q + i)) +  \
+     r * larger_f64(load(p + i) - load(q + i), zero))
     MAP_F64(n, LAW);
 }
 
@@ -676,13 +674,13 @@ static void sum_at_least(const double *values, size_t n, double threshold, twofo
     BLOCKWISE(values, values, n, AT_LEAST, TO_TOTAL);
 }
 
-static void overlap(const double *p, const double *q, size_t n, double p_total, double q_total, twofold *total)
+static void overlap(const double *p, const double *q, size_t n, twofold *total)
 {
 #define SMALLER(from, other)                                                         \
     IN_GROUP                                                                         \
     {                                                                                \
-        const f64v a = load_f64((from) + j * F64_LANES) / all_f64(p_total);          \
-        const f64v b = load_f64((other) + j * F64_LANES) / all_f64(q_total);         \
+        const f64v a = load_f64((from) + j * F64_LANES);                             \
+        const f64v b = load_f64((other) + j * F64_LANES);                            \
         acc[j] += select_f64(a < b, a, b);                                           \
     }
     BLOCKWISE(p, q, n, SMALLER, TO_TOTAL);
