@@ -51,7 +51,7 @@ INLINE void add_twofold(twofold *total, double y)
     total->sum = t;
 }
 
-/* Calls BODY(i, source) for every group of 16 doubles at x + i, the last one padded. */
+/* The last, incomplete group of 16 doubles of a row, padded. */
 #define PADDED_F64(name, x, i, n, pad)                        \
     double name[SIXTEEN];                                     \
     for (int lane = 0; lane < SIXTEEN; ++lane) name[lane] = (pad); \
@@ -617,13 +617,22 @@ static void marginal(const double *p, const double *q, size_t n, double rate, do
 
 /* ---- probabilities: sums --------------------------------------------------------------------------------------- */
 
-/* Walks a row block by block. STEP(from, other) adds a group of 16 to acc; DONE(block) takes its fold. */
+/* Walks a row block by block. STEP(from, other) adds a group of 16 to acc; DONE(block) takes its fold.
+ * Four groups are summed apart and then added to the block: 16 additions of equal numbers one after
+ * the other drift by up to 3 ulp, twice 4 by less than 1. */
 #define BLOCKWISE(p, q, n, STEP, DONE)                                        \
     do {                                                                      \
         size_t i = 0;                                                         \
         for (size_t block = 0; i < (n); ++block) {                            \
             const size_t end = (n) - i > BLOCK ? i + BLOCK : (n);             \
-            f64v acc[GROUP];                                                  \
+            f64v acc[GROUP], sum[GROUP];                                      \
+            IN_GROUP sum[j] = all_f64(0.0);                                   \
+            for (; i + 4 * SIXTEEN <= end; i += 4 * SIXTEEN) {                \
+                IN_GROUP acc[j] = all_f64(0.0);                               \
+                UNROLLED for (int g = 0; g < 4 * SIXTEEN; g += SIXTEEN)       \
+                    STEP((p) + i + g, (q) + i + g);                           \
+                IN_GROUP sum[j] += acc[j];                                    \
+            }                                                                 \
             IN_GROUP acc[j] = all_f64(0.0);                                   \
             for (; i + SIXTEEN <= end; i += SIXTEEN)                          \
                 STEP((p) + i, (q) + i);                                       \
@@ -633,6 +642,7 @@ static void marginal(const double *p, const double *q, size_t n, double rate, do
                 STEP(rest_p, rest_q);                                         \
                 i = end;                                                      \
             }                                                                 \
+            IN_GROUP acc[j] += sum[j];                                        \
             DONE(block, fold(acc));                                           \
         }                                                                     \
     } while (0)
