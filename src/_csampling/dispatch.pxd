@@ -1,0 +1,96 @@
+from libc.stdint cimport int64_t, uint16_t, uint64_t
+
+
+cdef extern from "kernels.h" nogil:
+    enum:
+        CHUNK
+        BLOCK
+        SIDE_BY_SIDE
+        SCALE_NONE
+        SCALE_RECIPROCAL
+        SCALE_DIVIDE
+        SCALE_SHIFT
+    ctypedef struct twofold:
+        double sum
+        double lost
+    ctypedef struct scaling:
+        double temperature
+        double reciprocal
+        double top
+        int rule
+    ctypedef struct streamed:
+        double top
+        double sum
+    ctypedef struct bucket:
+        double mass
+        int64_t count
+    ctypedef struct kernels:
+        const char *isa
+        void (*widen_f16)(const uint16_t *x, float *out, size_t n) noexcept nogil
+        void (*widen_bf16)(const uint16_t *x, float *out, size_t n) noexcept nogil
+        void (*widen_f32)(const float *x, double *out, size_t n) noexcept nogil
+        double (*max_f32)(const float *x, size_t n) noexcept nogil
+        double (*max_f64)(const double *x, size_t n) noexcept nogil
+        double (*scaled)(double x, const scaling *s) noexcept nogil
+        void (*exp_f32)(const float *x, size_t n, const scaling *s, double *out,
+                twofold *total) noexcept nogil
+        void (*exp_f64)(const double *x, size_t n, const scaling *s, double *out,
+                twofold *total) noexcept nogil
+        void (*exp_sum_f32)(const float *x, size_t n, const scaling *s, twofold *total) noexcept nogil
+        void (*exp_sum_f64)(const double *x, size_t n, const scaling *s, twofold *total) noexcept nogil
+        void (*exp_narrow)(const float *x, size_t n, const scaling *s, float *out,
+                twofold *total) noexcept nogil
+        int (*block_maxima_f32)(const float *x, size_t n, double *maxima) noexcept nogil
+        int (*block_maxima_f64)(const double *x, size_t n, double *maxima) noexcept nogil
+        int (*block_maxima_sum_f32)(const float *x, size_t n, double per_unit, double *maxima,
+                streamed *run) noexcept nogil
+        int (*block_maxima_sum_f64)(const double *x, size_t n, double per_unit, double *maxima,
+                streamed *run) noexcept nogil
+        size_t (*collect_f32)(const float *x, size_t n, double threshold, int64_t base, int64_t *ids,
+                double *values) noexcept nogil
+        size_t (*collect_f64)(const double *x, size_t n, double threshold, int64_t base, int64_t *ids,
+                double *values) noexcept nogil
+        void (*divide_f64)(const double *x, size_t n, double divisor, double *out) noexcept nogil
+        void (*divide_f32)(const float *x, size_t n, double divisor, float *out) noexcept nogil
+        int (*block_maxima_checked)(const double *p, size_t n, double *maxima) noexcept nogil
+        int (*block_sums)(const double *p, size_t n, double *sums) noexcept nogil
+        void (*block_sums_residual)(const double *p, const double *q, size_t n, double *sums) noexcept nogil
+        void (*residual)(const double *p, const double *q, size_t n, double divisor,
+                double *out) noexcept nogil
+        size_t (*split)(const double *p, size_t n, double bound, double *values, int *bad) noexcept nogil
+        void (*histogram)(const double *values, size_t n, uint64_t low, uint64_t high, int shift,
+                bucket *even, bucket *odd) noexcept nogil
+        void (*sum_at_least)(const double *values, size_t n, double threshold, twofold *total) noexcept nogil
+        void (*keep)(const double *p, size_t n, double threshold, double divisor, double *out) noexcept nogil
+        void (*overlap)(const double *p, const double *q, size_t n, double p_total, double q_total,
+                twofold *total) noexcept nogil
+        void (*marginal)(const double *p, const double *q, size_t n, double p_total, double q_total,
+                double rate, double *out) noexcept nogil
+        void (*sum_p_log_p)(const double *p, size_t n, double scale, twofold *total) noexcept nogil
+    const kernels *select_kernels(const char *isa) noexcept
+    const char *built_kernels(int i) noexcept
+
+# The table in use. Every module reads this one variable, so a switch reaches all of them.
+cdef const kernels *table
+
+# Certificates: a decision taken by a fast quantity is certain when it is farther from the threshold
+# than the error bound. Each place that may have to fall back to the reference's own order counts it.
+cdef enum certificate:
+    NUCLEUS_BOUNDARY      # top-p over given probabilities: sums replayed in rank order
+    NUCLEUS_AGAINST_SUM   # top-p among the top-k of logits: float64 sum of all exponentials taken
+    RANK_TIE              # probabilities at a cut too close to rank by their exponentials
+    CATEGORICAL_DRAW      # a draw: cumulative sums replayed sequentially
+    CORRECTION_DRAW       # a draw from the residual: the same
+    CERTIFICATES
+
+cdef extern from *:
+    """
+    #include <stdint.h>
+    #define MTPLX_COUNT(counter) ((void)__atomic_fetch_add(&(counter), 1, __ATOMIC_RELAXED))
+    """
+    void MTPLX_COUNT(uint64_t counter) noexcept nogil
+
+cdef uint64_t *fallbacks
+
+cdef inline void count_fallback(certificate which) noexcept nogil:
+    MTPLX_COUNT(fallbacks[<int>which])

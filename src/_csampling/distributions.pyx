@@ -1,0 +1,277 @@
+"""Data types whose fields the core's loops read.
+
+Design: `SparseDistributionBase` holds two read-only arrays and the raw pointers into them. A linear
+merge of two supports needs ascending ids, so whether they ascend is settled once, at construction.
+The Python subclass of `mtplx.distributions` is registered at import; the core makes instances of it.
+"""
+
+import operator
+
+import numpy as np
+
+cimport cython
+cimport numpy as cnp
+from libc.math cimport isfinite
+from libc.stdint cimport int64_t
+from libc.string cimport memcpy
+
+cnp.import_array()
+
+cdef double OVERFLOW_SCALE = 2.0 ** -64
+cdef object sparse_type = None
+cdef object non_finite_logits_type = None
+cdef object describe_bad_logits = None
+
+
+def register_python_types(sparse, non_finite_logits, describe):
+    """Tell the core which Python classes it is to make; called once by `mtplx.distributions`."""
+    global sparse_type, non_finite_logits_type, describe_bad_logits
+    sparse_type = sparse
+    non_finite_logits_type = non_finite_logits
+    describe_bad_logits = describe
+
+
+cdef object bad_logits(object logits, str where):
+    return describe_bad_logits(logits, where)
+
+
+@cython.dataclasses.dataclass(frozen=True)
+cdef class SpeculativeDecision:
+    """Outcome of the verification of one drafted token.
+
+    Parameters
+    ----------
+    accepted : bool
+        Whether the drafted token was kept.
+    token_id : int
+        The token to emit: the draft, or its correction.
+    accept_probability : float
+        ``min(1, p(x)/q(x))``, reported whatever the outcome.
+
+    Examples
+    --------
+    >>> SpeculativeDecision(True, 5, 0.25)
+    SpeculativeDecision(accepted=True, token_id=5, accept_probability=0.25)
+    """
+
+    accepted: bool
+    token_id: int
+    accept_probability: float
+
+
+cdef SpeculativeDecision new_decision(bint accepted, int64_t token_id, double accept_probability):
+    cdef SpeculativeDecision made = SpeculativeDecision.__new__(SpeculativeDecision)
+    made.accepted = accepted
+    made.token_id = token_id
+    made.accept_probability = accept_probability
+    return made
+
+
+cdef cnp.ndarray new_array(Py_ssize_t count, int typenum):
+    cdef cnp.npy_intp shape = count
+    return cnp.PyArray_EMPTY(1, &shape, typenum, 0)
+
+
+cdef bint plain(object values, int typenum) noexcept:
+    """One-dimensional, contiguous, native and of this type: its memory can be read as it lies."""
+    return (cnp.PyArray_Check(values) and cnp.PyArray_NDIM(<cnp.ndarray>values) == 1
+            and cnp.PyArray_TYPE(<cnp.ndarray>values) == typenum
+            and cnp.PyArray_ISCARRAY_RO(<cnp.ndarray>values))
+
+
+cdef object as_ids(object token_ids):
+    """Any array_like of integers as a contiguous int64 array; the order and every value are kept."""
+    values = np.asarray(token_ids)
+    if values.size == 0 and values.dtype.kind == "f":
+        values = values.astype(np.int64)
+    if values.dtype.kind == "O":
+        for value in values.flat:
+            if not -(1 << 63) <= operator.index(value) < (1 << 63):
+                raise ValueError(f"token id {value} is outside the vocabulary")
+    elif values.dtype.kind not in "iu":
+        raise TypeError(f"token_ids must be integers, not {values.dtype}")
+    if values.dtype == np.uint64 and values.size and int(values.max()) >= 1 << 63:
+        raise ValueError(f"token id {int(values.max())} is outside the vocabulary")
+    return np.ascontiguousarray(values, dtype=np.int64) if values.ndim else values.astype(np.int64)
+
+
+cdef object as_weights(object probs):
+    """Any array_like of real numbers as a contiguous float64 array."""
+    values = np.asarray(probs)
+    if values.dtype.kind in "cSUMm" or (values.dtype.kind == "V" and values.dtype.type is np.void):
+        raise TypeError(f"probs must be real numbers, not {values.dtype}")
+    with np.errstate(all="ignore"):
+        return np.ascontiguousarray(values, dtype=np.float64) if values.ndim else values.astype(np.float64)
+
+
+cdef int64_t first_duplicate(const int64_t *ids, Py_ssize_t count, object owner) except -2:
+    """An id that stands twice, or -1."""
+    cdef cnp.ndarray ordered = np.sort(owner)
+    cdef const int64_t *sorted_ids = <const int64_t *>cnp.PyArray_DATA(ordered)
+    cdef Py_ssize_t i
+    for i in range(count - 1):
+        if sorted_ids[i] == sorted_ids[i + 1]:
+            return sorted_ids[i]
+    return -1
+
+
+cdef double normalise(double *weights, Py_ssize_t count) noexcept nogil:
+    """Divide finite weights by their sum; returns the sum, or 0.0 and changes nothing where there is none.
+
+    Weights whose sum overflows are scaled by a power of two first, which loses nothing that counts.
+    The sum is compensated (Neumaier), so that it does not depend on how many weights there are.
+    """
+    cdef double total = 0.0, lost = 0.0, new_total, weight
+    cdef Py_ssize_t i
+    for i in range(count):
+        weight = weights[i]
+        new_total = total + weight
+        lost += (total - new_total) + weight if total >= weight else (weight - new_total) + total
+        total = new_total
+    if not isfinite(total):
+        for i in range(count):
+            weights[i] *= OVERFLOW_SCALE
+        return normalise(weights, count)
+    total += lost
+    if total > 0.0 and total != 1.0:
+        for i in range(count):
+            weights[i] /= total
+    return total
+
+
+cdef class SparseDistributionBase:
+    """Storage of a sparse distribution; see `mtplx.distributions.SparseDistribution`."""
+
+    def __init__(self, token_ids, probs, vocab_size):
+        cdef Py_ssize_t i, count
+        cdef int64_t token_id, size, previous = -1
+        cdef bint ascending = True
+        cdef cnp.ndarray ids, weights
+        cdef const double *given
+        cdef const int64_t *given_ids
+        cdef double *out
+        if self.token_ids is not None:
+            raise AttributeError("a SparseDistribution is immutable")
+        if not plain(token_ids, cnp.NPY_INT64):
+            token_ids = as_ids(token_ids)
+        if not plain(probs, cnp.NPY_DOUBLE):
+            probs = as_weights(probs)
+        if cnp.PyArray_NDIM(<cnp.ndarray>token_ids) != 1 or cnp.PyArray_NDIM(<cnp.ndarray>probs) != 1:
+            raise ValueError(f"token_ids and probs must be one-dimensional, not of shapes "
+                             f"{token_ids.shape} and {probs.shape}")
+        count = cnp.PyArray_DIM(<cnp.ndarray>token_ids, 0)
+        if count != cnp.PyArray_DIM(<cnp.ndarray>probs, 0):
+            raise ValueError(f"token_ids has {count} entries, probs {len(probs)}")
+        if count == 0:
+            raise ValueError("a distribution needs at least one token")
+        vocab_size = operator.index(vocab_size)
+        if not 0 < vocab_size < (1 << 63):
+            raise ValueError(f"vocab_size is {vocab_size}")
+        size = vocab_size
+        ids = new_array(count, cnp.NPY_INT64)
+        weights = new_array(count, cnp.NPY_DOUBLE)
+        given_ids = <const int64_t *>cnp.PyArray_DATA(<cnp.ndarray>token_ids)
+        given = <const double *>cnp.PyArray_DATA(<cnp.ndarray>probs)
+        memcpy(cnp.PyArray_DATA(ids), given_ids, count * sizeof(int64_t))
+        out = <double *>cnp.PyArray_DATA(weights)
+        for i in range(count):
+            token_id = given_ids[i]
+            if not 0 <= token_id < size:
+                raise ValueError(f"token id {token_id} is outside [0, {size})")
+            ascending &= token_id > previous
+            previous = token_id
+            if given[i] < 0.0 and isfinite(given[i]):
+                raise ValueError(f"token {token_id} has the negative probability {given[i]}")
+            # + 0.0 turns -0.0 into 0.0
+            out[i] = given[i] + 0.0 if isfinite(given[i]) else 0.0
+        if not ascending:
+            token_id = first_duplicate(given_ids, count, ids)
+            if token_id >= 0:
+                raise ValueError(f"token id {token_id} is given twice")
+        if not normalise(out, count) > 0.0:
+            raise non_finite_logits_type(
+                "no probability is positive and finite",
+                nan_count=int(np.isnan(probs).sum()), inf_count=int(np.isinf(probs).sum()), vocab_size=vocab_size)
+        self.attach(ids, weights, size, ascending)
+
+    cdef void attach(self, cnp.ndarray ids, cnp.ndarray weights, int64_t vocab_size, bint ascending):
+        cnp.PyArray_CLEARFLAGS(ids, cnp.NPY_ARRAY_WRITEABLE)
+        cnp.PyArray_CLEARFLAGS(weights, cnp.NPY_ARRAY_WRITEABLE)
+        self.token_ids = ids
+        self.probs = weights
+        self.vocab_size = vocab_size
+        self.ids = <const int64_t *>cnp.PyArray_DATA(ids)
+        self.weights = <const double *>cnp.PyArray_DATA(weights)
+        self.count = cnp.PyArray_DIM(ids, 0)
+        self.ascending = ascending
+
+    cdef double lookup(self, int64_t token_id) noexcept nogil:
+        cdef Py_ssize_t i, low, high
+        if self.ascending and self.count > 32:
+            low = 0
+            high = self.count
+            while low < high:
+                i = (low + high) >> 1
+                if self.ids[i] < token_id:
+                    low = i + 1
+                else:
+                    high = i
+            return self.weights[low] if low < self.count and self.ids[low] == token_id else 0.0
+        for i in range(self.count):
+            if self.ids[i] == token_id:
+                return self.weights[i]
+        return 0.0
+
+    @classmethod
+    def one_hot(cls, token_id, vocab_size):
+        """The distribution with all its mass on `token_id`.
+
+        Examples
+        --------
+        >>> from mtplx.distributions import SparseDistribution
+        >>> SparseDistribution.one_hot(2, 4).to_dense()
+        array([0., 0., 1., 0.])
+        """
+        return cls([operator.index(token_id)], [1.0], vocab_size)
+
+    def probability(self, token_id):
+        """Probability of `token_id`; 0.0 for any integer outside the support."""
+        token_id = operator.index(token_id)
+        if not 0 <= token_id < self.vocab_size:
+            return 0.0
+        return self.lookup(token_id)
+
+    def to_dense(self):
+        """The same distribution as a fresh float64 array of `vocab_size` entries."""
+        dense = np.zeros(self.vocab_size)
+        dense[self.token_ids] = self.probs
+        return dense
+
+    def __eq__(self, other):
+        if not isinstance(other, SparseDistributionBase):
+            return NotImplemented
+        return (self.vocab_size == other.vocab_size and np.array_equal(self.token_ids, other.token_ids)
+                and np.array_equal(self.probs, other.probs))
+
+    def __reduce__(self):
+        return restore, (type(self), self.token_ids, self.probs, self.vocab_size), getattr(self, "__dict__", None)
+
+
+def restore(cls, token_ids, probs, vocab_size):
+    """Rebuild a pickled or copied distribution from its stored bits; nothing is normalised again."""
+    cdef SparseDistributionBase made = cls.__new__(cls)
+    cdef cnp.ndarray ids = np.array(token_ids, dtype=np.int64)
+    made.attach(ids, np.array(probs, dtype=np.float64), vocab_size, bool((np.diff(ids) > 0).all()))
+    return made
+
+
+cdef SparseDistributionBase adopt(object token_ids, object weights, int64_t vocab_size):
+    cdef SparseDistributionBase made = sparse_type.__new__(sparse_type)
+    cdef const int64_t *ids = <const int64_t *>cnp.PyArray_DATA(<cnp.ndarray>token_ids)
+    cdef Py_ssize_t i, count = cnp.PyArray_DIM(<cnp.ndarray>token_ids, 0)
+    cdef bint ascending = True
+    for i in range(count - 1):
+        ascending &= ids[i] < ids[i + 1]
+    normalise(<double *>cnp.PyArray_DATA(<cnp.ndarray>weights), count)
+    made.attach(token_ids, weights, vocab_size, ascending)
+    return made

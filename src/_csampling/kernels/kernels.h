@@ -1,0 +1,121 @@
+/* The kernel table: one struct of function pointers per instruction set.
+ *
+ * Every build of kernels_body.h fills one `kernels`; dispatch.c says which of them may run here.
+ * All pointers are set in every table.
+ *
+ * Contract shared by all kernels: any length, 0 included; no alignment; no allocation, no Python, no
+ * libm; inputs and outputs overlap only where "in place" is said. Sums run over 16 fixed lanes (32
+ * for floats) that are folded in halves, block by block of 256 elements counted from the start of
+ * the call, so a row may be handed over in pieces whose lengths are multiples of CHUNK, and the sum
+ * is the same.
+ */
+#ifndef MTPLX_KERNELS_H
+#define MTPLX_KERNELS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    CHUNK = 512,    /* a row is handed over whole, or in pieces of this many elements */
+    BLOCK = 256,    /* elements a partial sum of probabilities covers */
+    SIDE_BY_SIDE = 8 /* maxima per CHUNK: number j covers the elements i with i % 8 == j */
+};
+
+/* A sum and what rounding took from it: the value is sum + lost. */
+typedef struct twofold {
+    double sum, lost;
+} twofold;
+
+/* z of exp(z): how a logit x becomes a number <= 0. */
+enum { SCALE_NONE, SCALE_RECIPROCAL, SCALE_DIVIDE, SCALE_SHIFT };
+typedef struct scaling {
+    double temperature; /* T > 0, finite */
+    double reciprocal;  /* 1/T */
+    double top;         /* SCALE_SHIFT: max x; else max x/T as `scaled` gives it */
+    int rule;           /* NONE: x - top (T = 1); RECIPROCAL, DIVIDE: x/T - top; SHIFT: (x - top)/T */
+} scaling;
+
+/* Running maximum and float32 sum of 2^((x - top) * per_unit). */
+typedef struct streamed {
+    double top, sum;
+} streamed;
+
+/* One bucket of a histogram of probabilities by their leading bits. */
+typedef struct bucket {
+    double mass;
+    int64_t count;
+} bucket;
+
+typedef struct kernels {
+    const char *isa;
+
+    /* ---- conversion ---- */
+    void (*widen_f16)(const uint16_t *x, float *out, size_t n);
+    void (*widen_bf16)(const uint16_t *x, float *out, size_t n);
+    void (*widen_f32)(const float *x, double *out, size_t n);
+
+    /* ---- logits ---- */
+    /* Largest element, NaN passed over; -inf when there is none. */
+    double (*max_f32)(const float *x, size_t n);
+    double (*max_f64)(const double *x, size_t n);
+    /* x/T as the exponentials below see it. */
+    double (*scaled)(double x, const scaling *s);
+    /* out = exp(z), added to *total. -inf gives 0, NaN gives NaN; in place allowed for float64. */
+    void (*exp_f32)(const float *x, size_t n, const scaling *s, double *out, twofold *total);
+    void (*exp_f64)(const double *x, size_t n, const scaling *s, double *out, twofold *total);
+    /* The same total, bit for bit, without storing. */
+    void (*exp_sum_f32)(const float *x, size_t n, const scaling *s, twofold *total);
+    void (*exp_sum_f64)(const double *x, size_t n, const scaling *s, twofold *total);
+    /* out = exp(z) within 2 float32 ulp, for |top| < 2^20; the total is summed in float64. */
+    void (*exp_narrow)(const float *x, size_t n, const scaling *s, float *out, twofold *total);
+    /* SIDE_BY_SIDE maxima per CHUNK; nonzero if a NaN was met. */
+    int (*block_maxima_f32)(const float *x, size_t n, double *maxima);
+    int (*block_maxima_f64)(const double *x, size_t n, double *maxima);
+    /* The same, and the running float32 sum; per_unit = log2(e)/T. */
+    int (*block_maxima_sum_f32)(const float *x, size_t n, double per_unit, double *maxima, streamed *run);
+    int (*block_maxima_sum_f64)(const double *x, size_t n, double per_unit, double *maxima, streamed *run);
+    /* Elements >= threshold in order, with base + place as their ids; returns how many. */
+    size_t (*collect_f32)(const float *x, size_t n, double threshold, int64_t base, int64_t *ids, double *values);
+    size_t (*collect_f64)(const double *x, size_t n, double threshold, int64_t base, int64_t *ids, double *values);
+
+    /* ---- probabilities ---- */
+    /* out = x / divisor; in place allowed. */
+    void (*divide_f64)(const double *x, size_t n, double divisor, double *out);
+    void (*divide_f32)(const float *x, size_t n, double divisor, float *out);
+    /* As block_maxima_f64; nonzero if an element is negative or NaN. */
+    int (*block_maxima_checked)(const double *p, size_t n, double *maxima);
+    /* One sum per BLOCK; nonzero if an element is negative or NaN. */
+    int (*block_sums)(const double *p, size_t n, double *sums);
+    /* One sum of (p - q)+ per BLOCK, NaN counted as 0. */
+    void (*block_sums_residual)(const double *p, const double *q, size_t n, double *sums);
+    /* out = (p - q)+ / divisor, NaN and inf counted as 0. */
+    void (*residual)(const double *p, const double *q, size_t n, double divisor, double *out);
+    /* Elements >= bound, packed in order into values (room for 8 more); *bad is set nonzero if an
+     * element is negative or NaN. Returns how many. */
+    size_t (*split)(const double *p, size_t n, double bound, double *values, int *bad);
+    /* Adds element v to bucket (bits of v >> shift) - first of one of the two tables, for bits within
+     * [low, high); others are passed over. */
+    void (*histogram)(const double *values, size_t n, uint64_t low, uint64_t high, int shift, bucket *even,
+                      bucket *odd);
+    /* Sum of the elements >= threshold, added to *total. */
+    void (*sum_at_least)(const double *values, size_t n, double threshold, twofold *total);
+    /* out = p >= threshold ? p / divisor : 0. */
+    void (*keep)(const double *p, size_t n, double threshold, double divisor, double *out);
+
+    /* ---- laws ---- */
+    /* Sum of min(p/p_total, q/q_total), added to *total. */
+    void (*overlap)(const double *p, const double *q, size_t n, double p_total, double q_total, twofold *total);
+    /* out = min(p', q') + rate * (p' - q')+, p' and q' divided by their totals. */
+    void (*marginal)(const double *p, const double *q, size_t n, double p_total, double q_total, double rate,
+                     double *out);
+    /* Sum of v log v for v = p * scale > 0, added to *total. */
+    void (*sum_p_log_p)(const double *p, size_t n, double scale, twofold *total);
+} kernels;
+
+/* Best table for this CPU, or the named one; NULL when it is unknown or cannot run here. */
+const kernels *select_kernels(const char *isa);
+
+/* Name of table number i in the order of preference, NULL past the last; built, not necessarily able to run. */
+const char *built_kernels(int i);
+
+#endif

@@ -1,0 +1,2 @@
+#define ISA avx512
+#include "kernels_body.h"

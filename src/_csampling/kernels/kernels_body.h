@@ -1,0 +1,798 @@
+/* Kernel bodies, compiled once per instruction set.
+ *
+ * The including .c file defines ISA (a bare word) and is built with that instruction set's flags.
+ * Everything is static, so that the linker can never merge code of one instruction set into another.
+ *
+ * Every body works on SIXTEEN doubles (or 32 floats) at a time, held in as many vectors as that
+ * takes. What is left at the end of a row is padded to a full group on the stack, so there is no
+ * scalar tail that could round differently.
+ */
+#include "exp.h"
+#include "kernels.h"
+#include "simd.h"
+
+#include <float.h>
+#include <math.h>
+
+#define CAT_(a, b) a##b
+#define CAT(a, b) CAT_(a, b)
+#define STR_(a) #a
+#define STR(a) STR_(a)
+
+enum {
+    SIXTEEN = 16,
+    GROUP = SIXTEEN / F64_LANES, /* vectors in a group of 16 doubles, and in one of 32 floats */
+    /* Vectors that hold SIDE_BY_SIDE lanes. */
+    SIDE_F64 = SIDE_BY_SIDE / F64_LANES,
+    SIDE_F32 = SIDE_BY_SIDE > F32_LANES ? SIDE_BY_SIDE / F32_LANES : 1
+};
+#define IN_GROUP UNROLLED for (int j = 0; j < GROUP; ++j)
+
+/* ---- sums ----------------------------------------------------------------------------------------- */
+
+/* Sum of 16 lanes, halves onto halves: the order does not depend on the width of a vector. */
+INLINE double fold(f64v *acc)
+{
+    UNROLLED for (int half = GROUP / 2; half >= 1; half /= 2)
+        UNROLLED for (int j = 0; j < half; ++j) acc[j] += acc[j + half];
+    double lane[F64_LANES];
+    store_f64(lane, acc[0]);
+    UNROLLED for (int half = F64_LANES / 2; half >= 1; half /= 2)
+        UNROLLED for (int j = 0; j < half; ++j) lane[j] += lane[j + half];
+    return lane[0];
+}
+
+/* Exact addition (Knuth): nothing that rounding takes is lost. */
+INLINE void add_twofold(twofold *total, double y)
+{
+    const double t = total->sum + y;
+    const double part = t - total->sum;
+    total->lost += (total->sum - (t - part)) + (y - part);
+    total->sum = t;
+}
+
+/* Calls BODY(i, source) for every group of 16 doubles at x + i, the last one padded. */
+#define PADDED_F64(name, x, i, n, pad)                        \
+    double name[SIXTEEN];                                     \
+    for (int lane = 0; lane < SIXTEEN; ++lane) name[lane] = (pad); \
+    memcpy(name, (x) + (i), ((n) - (i)) * sizeof(double))
+
+/* ---- conversion ------------------------------------------------------------------------------------- */
+
+#define WIDEN_16(NAME)                                                          \
+    static void widen_##NAME(const uint16_t *x, float *out, size_t n)           \
+    {                                                                           \
+        size_t i = 0;                                                           \
+        for (; i + F32_LANES <= n; i += F32_LANES)                              \
+            store_f32(out + i, load_##NAME##_as_f32(x + i));                    \
+        if (i < n) {                                                            \
+            uint16_t rest[F32_LANES] = {0};                                     \
+            float wide[F32_LANES];                                              \
+            memcpy(rest, x + i, (n - i) * sizeof *x);                           \
+            store_f32(wide, load_##NAME##_as_f32(rest));                        \
+            memcpy(out + i, wide, (n - i) * sizeof *out);                       \
+        }                                                                       \
+    }
+WIDEN_16(f16)
+WIDEN_16(bf16)
+
+static void widen_f32(const float *x, double *out, size_t n)
+{
+    for (size_t i = 0; i < n; ++i)
+        out[i] = x[i];
+}
+
+/* ---- logits: maxima ----------------------------------------------------------------------------------- */
+
+static double max_f32(const float *x, size_t n)
+{
+    f32v top[GROUP];
+    size_t i = 0;
+    IN_GROUP top[j] = all_f32(-INFINITY);
+    for (; i + 2 * SIXTEEN <= n; i += 2 * SIXTEEN)
+        IN_GROUP top[j] = larger_f32(load_f32(x + i + j * F32_LANES), top[j]);
+    float best = -INFINITY;
+    IN_GROUP for (int lane = 0; lane < F32_LANES; ++lane) best = top[j][lane] > best ? top[j][lane] : best;
+    for (; i < n; ++i)
+        best = x[i] > best ? x[i] : best;
+    return best;
+}
+
+static double max_f64(const double *x, size_t n)
+{
+    f64v top[GROUP];
+    size_t i = 0;
+    IN_GROUP top[j] = all_f64(-INFINITY);
+    for (; i + SIXTEEN <= n; i += SIXTEEN)
+        IN_GROUP top[j] = larger_f64(load_f64(x + i + j * F64_LANES), top[j]);
+    double best = -INFINITY;
+    IN_GROUP for (int lane = 0; lane < F64_LANES; ++lane) best = top[j][lane] > best ? top[j][lane] : best;
+    for (; i < n; ++i)
+        best = x[i] > best ? x[i] : best;
+    return best;
+}
+
+/* ---- logits: exponentials ---------------------------------------------------------------------------- */
+
+/* x/T correctly rounded by Markstein's correction of x * (1/T), at half the cost of a division. It
+ * makes NaN of what overflows; then, and where there is no fused multiply-add, divide. */
+INLINE f64v quotient(f64v x, f64v divisor, f64v reciprocal)
+{
+#if HAS_FMA
+    const f64v q = x * reciprocal;
+    return fma_f64(fnma_f64(q, divisor, x), reciprocal, q);
+#else
+    (void)reciprocal;
+    return x / divisor;
+#endif
+}
+
+/* Divisors whose reciprocal is a normal number, with room for the remainder of the correction. */
+INLINE int has_reciprocal(double divisor)
+{
+    return divisor > 0x1p-960 && divisor < 0x1p960;
+}
+
+INLINE f64v scale(f64v x, const scaling *s, int rule)
+{
+    if (rule == SCALE_NONE)
+        return x - all_f64(s->top);
+    if (rule == SCALE_RECIPROCAL)
+        return quotient(x, all_f64(s->temperature), all_f64(s->reciprocal)) - all_f64(s->top);
+    if (rule == SCALE_DIVIDE)
+        return x / all_f64(s->temperature) - all_f64(s->top);
+    return (x - all_f64(s->top)) / all_f64(s->temperature);
+}
+
+static double scaled(double x, const scaling *s)
+{
+    scaling bare = *s;
+    bare.top = 0.0;
+    const f64v z = scale(all_f64(x), &bare, s->rule);
+    return z[0] == z[0] ? z[0] : x / s->temperature;
+}
+
+INLINE f64v load_logits(const void *x, size_t i, int single)
+{
+    return single ? load_f32_as_f64((const float *)x + i) : load_f64((const double *)x + i);
+}
+
+/* exp of one group of 16 at x + i; the results go to out, unless it is NULL, and onto acc. */
+INLINE void exp_group(const void *x, size_t i, int single, const scaling *s, int rule, double *out, f64v *acc)
+{
+    UNROLLED for (int first = 0; first < GROUP; first += LOCKSTEP) {
+        f64v z[LOCKSTEP];
+        i64v normal;
+        IN_LOCKSTEP z[j] = scale(load_logits(x, i + (first + j) * F64_LANES, single), s, rule);
+        normal = z[0] >= all_f64(EXP_NORMAL_F64);
+        UNROLLED for (int j = 1; j < LOCKSTEP; ++j) normal &= z[j] >= all_f64(EXP_NORMAL_F64);
+        if (UNLIKELY(bits_f64(~normal))) {
+            if (rule == SCALE_RECIPROCAL)
+                IN_LOCKSTEP
+                {
+                    const f64v logit = load_logits(x, i + (first + j) * F64_LANES, single);
+                    z[j] = select_f64(z[j] == z[j], z[j], scale(logit, s, SCALE_DIVIDE));
+                }
+            exp_any_f64(z);
+        } else {
+            exp_scaled_f64(z, z, 0);
+        }
+        if (out)
+            IN_LOCKSTEP store_f64(out + (first + j) * F64_LANES, z[j]);
+        IN_LOCKSTEP acc[first + j] += z[j];
+    }
+}
+
+INLINE void exp_row(const void *x, size_t n, int single, const scaling *s, int rule, double *out, twofold *total)
+{
+    size_t i = 0;
+    while (i < n) {
+        const size_t end = n - i > BLOCK ? i + BLOCK : n;
+        f64v acc[GROUP];
+        IN_GROUP acc[j] = all_f64(0.0);
+        for (; i + SIXTEEN <= end; i += SIXTEEN)
+            exp_group(x, i, single, s, rule, out ? out + i : NULL, acc);
+        if (i < end) {
+            double results[SIXTEEN];
+            if (single) {
+                float padded[SIXTEEN];
+                for (int lane = 0; lane < SIXTEEN; ++lane) padded[lane] = -INFINITY;
+                memcpy(padded, (const float *)x + i, (end - i) * sizeof(float));
+                exp_group(padded, 0, 1, s, rule, results, acc);
+            } else {
+                PADDED_F64(padded, (const double *)x, i, end, -INFINITY);
+                exp_group(padded, 0, 0, s, rule, results, acc);
+            }
+            if (out)
+                memcpy(out + i, results, (end - i) * sizeof(double));
+            i = end;
+        }
+        add_twofold(total, fold(acc));
+    }
+}
+
+/* The common rules with their constants known to the compiler; the rare ones share one loop. */
+#define EXP_BY_RULE(x, n, single, s, out, total)                                     \
+    do {                                                                             \
+        if ((s)->rule == SCALE_NONE)                                                 \
+            exp_row(x, n, single, s, SCALE_NONE, out, total);                        \
+        else if (HAS_FMA && (s)->rule == SCALE_RECIPROCAL)                           \
+            exp_row(x, n, single, s, SCALE_RECIPROCAL, out, total);                  \
+        else                                                                         \
+            exp_row(x, n, single, s, (s)->rule == SCALE_SHIFT ? SCALE_SHIFT : SCALE_DIVIDE, out, total); \
+    } while (0)
+
+static void exp_f32(const float *x, size_t n, const scaling *s, double *out, twofold *total)
+{
+    EXP_BY_RULE(x, n, 1, s, out, total);
+}
+
+static void exp_f64(const double *x, size_t n, const scaling *s, double *out, twofold *total)
+{
+    EXP_BY_RULE(x, n, 0, s, out, total);
+}
+
+static void exp_sum_f32(const float *x, size_t n, const scaling *s, twofold *total)
+{
+    EXP_BY_RULE(x, n, 1, s, NULL, total);
+}
+
+static void exp_sum_f64(const double *x, size_t n, const scaling *s, twofold *total)
+{
+    EXP_BY_RULE(x, n, 0, s, NULL, total);
+}
+
+/* ---- logits: float32 result --------------------------------------------------------------------------- */
+
+/* The argument of 2^x as a pair of floats: d + error = x - top exactly (Knuth), times log2(e)/T as a
+ * pair. The rounded part goes to the exponent, |f| <= 1/2 to the polynomial. */
+INLINE void exp_narrow_group(const float *x, float top, float per_unit, float per_unit_low, float *out, f64v *acc)
+{
+    UNROLLED for (int first = 0; first < GROUP; first += LOCKSTEP) {
+        f32v d[LOCKSTEP], e[LOCKSTEP], t[LOCKSTEP], f[LOCKSTEP];
+        i32v normal;
+        IN_LOCKSTEP
+        {
+            const f32v v = load_f32(x + (first + j) * F32_LANES);
+            d[j] = v - all_f32(top);
+            const f32v back = d[j] - v;
+            e[j] = (v - (d[j] - back)) - (all_f32(top) + back);
+        }
+        normal = d[0] * all_f32(per_unit) >= all_f32(-125.0f);
+        UNROLLED for (int j = 1; j < LOCKSTEP; ++j) normal &= d[j] * all_f32(per_unit) >= all_f32(-125.0f);
+        const int plain = !bits_f32(~normal);
+        f32v nan[LOCKSTEP];
+        if (UNLIKELY(!plain))
+            IN_LOCKSTEP
+            {
+                /* Below 2^-150 all is 0; -inf minus -inf would be NaN in the error term. */
+                const f32v floor = all_f32(-152.0f / per_unit);
+                nan[j] = d[j];
+                const i32v inside = d[j] > floor;
+                d[j] = select_f32(inside, d[j], floor);
+                e[j] = select_f32(inside, e[j], all_f32(0.0f));
+            }
+        IN_LOCKSTEP t[j] = fma_f32(d[j], all_f32(per_unit), all_f32(0x1.8p23f));
+        IN_LOCKSTEP f[j] = fma_f32(d[j], all_f32(per_unit), all_f32(0x1.8p23f) - t[j]);
+        IN_LOCKSTEP f[j] = fma_f32(d[j], all_f32(per_unit_low), f[j]);
+        IN_LOCKSTEP f[j] = fma_f32(e[j], all_f32(per_unit), f[j]);
+        IN_LOCKSTEP d[j] = fma_f32(all_f32(EXP2_LONG[6]), f[j], all_f32(EXP2_LONG[5]));
+        UNROLLED for (int k = 4; k >= 0; --k)
+            IN_LOCKSTEP d[j] = fma_f32(d[j], f[j], all_f32(EXP2_LONG[k]));
+        if (UNLIKELY(!plain)) {
+            IN_LOCKSTEP
+            {
+                const u32v raised = (u32v)t[j] + 64;
+                d[j] = (f32v)((i32v)d[j] + (i32v)(raised << 23)) * all_f32(0x1p-64f);
+                d[j] = select_f32(nan[j] == nan[j], d[j], nan[j]);
+            }
+        } else {
+            IN_LOCKSTEP d[j] = (f32v)((i32v)d[j] + (i32v)((u32v)t[j] << 23));
+        }
+        IN_LOCKSTEP store_f32(out + (first + j) * F32_LANES, d[j]);
+    }
+    UNROLLED for (int half = 0; half < 2; ++half)
+        IN_GROUP acc[j] += load_f32_as_f64(out + half * SIXTEEN + j * F64_LANES);
+}
+
+static void exp_narrow(const float *x, size_t n, const scaling *s, float *out, twofold *total)
+{
+    const double per_unit = LOG2_E / s->temperature;
+    const float high = (float)per_unit, low = (float)(per_unit - (double)high);
+    const float top = (float)(s->rule == SCALE_SHIFT ? s->top : s->top * s->temperature);
+    size_t i = 0;
+    while (i < n) {
+        const size_t end = n - i > BLOCK ? i + BLOCK : n;
+        f64v acc[GROUP];
+        IN_GROUP acc[j] = all_f64(0.0);
+        for (; i + 2 * SIXTEEN <= end; i += 2 * SIXTEEN)
+            exp_narrow_group(x + i, top, high, low, out + i, acc);
+        if (i < end) {
+            float padded[2 * SIXTEEN], results[2 * SIXTEEN];
+            for (int lane = 0; lane < 2 * SIXTEEN; ++lane) padded[lane] = -INFINITY;
+            memcpy(padded, x + i, (end - i) * sizeof *x);
+            exp_narrow_group(padded, top, high, low, results, acc);
+            memcpy(out + i, results, (end - i) * sizeof *out);
+            i = end;
+        }
+        add_twofold(total, fold(acc));
+    }
+}
+
+/* ---- logits: block maxima, and the rough sum ------------------------------------------------------------ */
+
+/* Maxima of one CHUNK (or what is left of a row) by place modulo SIDE_BY_SIDE; nonzero at a NaN. */
+INLINE int chunk_maxima_f32(const float *x, size_t n, double *maxima)
+{
+    f32v top[GROUP];
+    i32v nan = {0};
+    size_t i = 0;
+    IN_GROUP top[j] = all_f32(-INFINITY);
+    for (; i < n; i += 2 * SIXTEEN) {
+        float padded[2 * SIXTEEN];
+        const float *from = x + i;
+        if (UNLIKELY(n - i < 2 * SIXTEEN)) {
+            for (int lane = 0; lane < 2 * SIXTEEN; ++lane) padded[lane] = -INFINITY;
+            memcpy(padded, from, (n - i) * sizeof *x);
+            from = padded;
+        }
+        f32v v[GROUP];
+        IN_GROUP v[j] = load_f32(from + j * F32_LANES);
+        UNROLLED for (int j = 0; j < GROUP; j += 2) nan |= either_nan_f32(v[j], v[j + 1]);
+        IN_GROUP top[j] = larger_f32(v[j], top[j]);
+    }
+    float lane[2 * SIXTEEN];
+    UNROLLED for (int half = GROUP / 2; half >= SIDE_F32; half /= 2)
+        UNROLLED for (int j = 0; j < half; ++j) top[j] = larger_f32(top[j], top[j + half]);
+    store_f32(lane, top[0]);
+    if (F32_LANES < SIDE_BY_SIDE)
+        store_f32(lane + F32_LANES, top[1]);
+    for (int j = 0; j < SIDE_BY_SIDE; ++j) {
+        float best = lane[j];
+        if (F32_LANES > SIDE_BY_SIDE)
+            best = lane[j + SIDE_BY_SIDE] > best ? lane[j + SIDE_BY_SIDE] : best;
+        maxima[j] = best;
+    }
+    return bits_f32(nan) != 0;
+}
+
+/* The same for doubles; with `checked`, nonzero at a negative element too. */
+INLINE int chunk_maxima_f64(const double *x, size_t n, double *maxima, int checked)
+{
+    f64v top[GROUP];
+    i64v bad = {0}, fine = ~(i64v){0};
+    size_t i = 0;
+    IN_GROUP top[j] = all_f64(-INFINITY);
+    for (; i < n; i += SIXTEEN) {
+        double padded[SIXTEEN];
+        const double *from = x + i;
+        if (UNLIKELY(n - i < SIXTEEN)) {
+            for (int lane = 0; lane < SIXTEEN; ++lane) padded[lane] = checked ? 0.0 : -INFINITY;
+            memcpy(padded, from, (n - i) * sizeof *x);
+            from = padded;
+        }
+        f64v v[GROUP];
+        IN_GROUP v[j] = load_f64(from + j * F64_LANES);
+        if (checked)
+            IN_GROUP fine &= v[j] >= all_f64(0.0);
+        else
+            UNROLLED for (int j = 0; j < GROUP; j += 2) bad |= either_nan_f64(v[j], v[j + 1]);
+        IN_GROUP top[j] = larger_f64(v[j], top[j]);
+    }
+    UNROLLED for (int half = GROUP / 2; half >= SIDE_F64; half /= 2)
+        UNROLLED for (int j = 0; j < half; ++j) top[j] = larger_f64(top[j], top[j + half]);
+    UNROLLED for (int j = 0; j < SIDE_F64; ++j) store_f64(maxima + j * F64_LANES, top[j]);
+    return checked ? bits_f64(~fine) != 0 : bits_f64(bad) != 0;
+}
+
+static int block_maxima_f32(const float *x, size_t n, double *maxima)
+{
+    int nan = 0;
+    for (size_t i = 0; i < n; i += CHUNK, maxima += SIDE_BY_SIDE)
+        nan |= chunk_maxima_f32(x + i, n - i < CHUNK ? n - i : CHUNK, maxima);
+    return nan;
+}
+
+static int block_maxima_f64(const double *x, size_t n, double *maxima)
+{
+    int nan = 0;
+    for (size_t i = 0; i < n; i += CHUNK, maxima += SIDE_BY_SIDE)
+        nan |= chunk_maxima_f64(x + i, n - i < CHUNK ? n - i : CHUNK, maxima, 0);
+    return nan;
+}
+
+static int block_maxima_checked(const double *p, size_t n, double *maxima)
+{
+    int bad = 0;
+    for (size_t i = 0; i < n; i += CHUNK, maxima += SIDE_BY_SIDE)
+        bad |= chunk_maxima_f64(p + i, n - i < CHUNK ? n - i : CHUNK, maxima, 1);
+    return bad;
+}
+
+/* Raises run->top to the largest of the maxima and brings the sum to it. */
+INLINE void raise_top(const double *maxima, double per_unit, streamed *run)
+{
+    double best = run->top;
+    for (int j = 0; j < SIDE_BY_SIDE; ++j)
+        best = maxima[j] > best ? maxima[j] : best;
+    if (best > run->top) {
+        if (run->sum > 0.0) {
+            f64v shift[LOCKSTEP];
+            IN_LOCKSTEP shift[j] = all_f64((run->top - best) * (per_unit / LOG2_E));
+            exp_any_f64(shift);
+            run->sum *= shift[0][0];
+        }
+        run->top = best;
+    }
+}
+
+INLINE double rough_sum(f32v *acc)
+{
+    float lane[2 * SIXTEEN];
+    f64v wide[GROUP];
+    IN_GROUP store_f32(lane + j * F32_LANES, acc[j]);
+    IN_GROUP wide[j] = load_f32_as_f64(lane + j * F64_LANES) + load_f32_as_f64(lane + SIXTEEN + j * F64_LANES);
+    return fold(wide);
+}
+
+/* Adds 2^(d * per_unit) of the group's 32 differences to acc. Below 2^-126 they count as 2^-126. */
+INLINE void rough_exp_group(f32v *d, f32v per_unit, f32v *acc)
+{
+    UNROLLED for (int first = 0; first < GROUP; first += LOCKSTEP) {
+        IN_LOCKSTEP d[first + j] = at_least_f32(-126.0f, d[first + j] * per_unit);
+        exp2_rough_f32(d + first);
+        IN_LOCKSTEP acc[first + j] += d[first + j];
+    }
+}
+
+static int block_maxima_sum_f32(const float *x, size_t n, double per_unit, double *maxima, streamed *run)
+{
+    int nan = 0;
+    for (size_t start = 0; start < n; start += CHUNK, maxima += SIDE_BY_SIDE) {
+        const size_t length = n - start < CHUNK ? n - start : CHUNK;
+        const float *chunk = x + start;
+        nan |= chunk_maxima_f32(chunk, length, maxima);
+        raise_top(maxima, per_unit, run);
+        /* With nothing above -inf so far, -inf - (-inf) would be NaN. */
+        const float top = (float)(run->top > -FLT_MAX ? run->top : -FLT_MAX);
+        f32v acc[GROUP], d[GROUP];
+        size_t i = 0;
+        IN_GROUP acc[j] = all_f32(0.0f);
+        for (; i + 2 * SIXTEEN <= length; i += 2 * SIXTEEN) {
+            IN_GROUP d[j] = load_f32(chunk + i + j * F32_LANES) - all_f32(top);
+            rough_exp_group(d, all_f32((float)per_unit), acc);
+        }
+        if (i < length) {
+            float padded[2 * SIXTEEN];
+            for (int lane = 0; lane < 2 * SIXTEEN; ++lane) padded[lane] = -INFINITY;
+            memcpy(padded, chunk + i, (length - i) * sizeof *x);
+            IN_GROUP d[j] = load_f32(padded + j * F32_LANES) - all_f32(top);
+            rough_exp_group(d, all_f32((float)per_unit), acc);
+        }
+        run->sum += rough_sum(acc);
+    }
+    return nan;
+}
+
+static int block_maxima_sum_f64(const double *x, size_t n, double per_unit, double *maxima, streamed *run)
+{
+    int nan = 0;
+    for (size_t start = 0; start < n; start += CHUNK, maxima += SIDE_BY_SIDE) {
+        const size_t length = n - start < CHUNK ? n - start : CHUNK;
+        const double *chunk = x + start;
+        nan |= chunk_maxima_f64(chunk, length, maxima, 0);
+        raise_top(maxima, per_unit, run);
+        const double top = run->top > -DBL_MAX ? run->top : -DBL_MAX;
+        f32v acc[GROUP], d[GROUP];
+        IN_GROUP acc[j] = all_f32(0.0f);
+        for (size_t i = 0; i < length; i += 2 * SIXTEEN) {
+            double padded[2 * SIXTEEN];
+            float narrow[2 * SIXTEEN];
+            const double *from = chunk + i;
+            if (UNLIKELY(length - i < 2 * SIXTEEN)) {
+                for (int lane = 0; lane < 2 * SIXTEEN; ++lane) padded[lane] = -INFINITY;
+                memcpy(padded, from, (length - i) * sizeof *x);
+                from = padded;
+            }
+            UNROLLED for (int j = 0; j < 2 * GROUP; ++j)
+                store_f64_as_f32(narrow + j * F64_LANES, load_f64(from + j * F64_LANES) - all_f64(top));
+            IN_GROUP d[j] = load_f32(narrow + j * F32_LANES);
+            rough_exp_group(d, all_f32((float)per_unit), acc);
+        }
+        run->sum += rough_sum(acc);
+    }
+    return nan;
+}
+
+/* ---- logits: collection ------------------------------------------------------------------------------------ */
+
+static size_t collect_f32(const float *x, size_t n, double threshold, int64_t base, int64_t *ids, double *values)
+{
+    /* The smallest float that is not below the threshold: then comparing floats is comparing doubles. */
+    float bound = (float)threshold;
+    if ((double)bound < threshold)
+        bound = nextafterf(bound, INFINITY);
+    size_t count = 0, i = 0;
+    for (; i + F32_LANES <= n; i += F32_LANES)
+        for (unsigned hits = bits_f32(load_f32(x + i) >= all_f32(bound)); hits; hits &= hits - 1) {
+            const size_t place = i + (size_t)__builtin_ctz(hits);
+            ids[count] = base + (int64_t)place;
+            values[count++] = x[place];
+        }
+    for (; i < n; ++i)
+        if (x[i] >= bound) {
+            ids[count] = base + (int64_t)i;
+            values[count++] = x[i];
+        }
+    return count;
+}
+
+static size_t collect_f64(const double *x, size_t n, double threshold, int64_t base, int64_t *ids, double *values)
+{
+    size_t count = 0, i = 0;
+    for (; i + F64_LANES <= n; i += F64_LANES)
+        for (unsigned hits = bits_f64(load_f64(x + i) >= all_f64(threshold)); hits; hits &= hits - 1) {
+            const size_t place = i + (size_t)__builtin_ctz(hits);
+            ids[count] = base + (int64_t)place;
+            values[count++] = x[place];
+        }
+    for (; i < n; ++i)
+        if (x[i] >= threshold) {
+            ids[count] = base + (int64_t)i;
+            values[count++] = x[i];
+        }
+    return count;
+}
+
+/* ---- probabilities: element by element ------------------------------------------------------------------------ */
+
+/* A loop over groups of 16 whose last one is padded: EACH sees `i`, `from` and the vectors' places. */
+#define MAP_F64(n, EACH)                                                  \
+    do {                                                                  \
+        size_t i = 0;                                                     \
+        for (; i + F64_LANES <= (n); i += F64_LANES)                      \
+            store_f64(out + i, EACH(load_f64));                           \
+        if (i < (n)) {                                                    \
+            double result[F64_LANES];                                     \
+            store_f64(result, EACH(load_rest));                           \
+            memcpy(out + i, result, ((n) - i) * sizeof(double));          \
+        }                                                                 \
+    } while (0)
+
+/* The last, incomplete vector of a row, zeros behind it. */
+INLINE f64v load_part(const double *x, size_t count)
+{
+    double padded[F64_LANES] = {0};
+    memcpy(padded, x, count * sizeof *x);
+    return load_f64(padded);
+}
+
+static void divide_f64(const double *x, size_t n, double divisor, double *out)
+{
+    const f64v d = all_f64(divisor), y = all_f64(1.0 / divisor);
+#define load_rest(x) load_part(x, n - i)
+#define CORRECTED(load) quotient(load(x + i), d, y)
+#define DIVIDED(load) (load(x + i) / d)
+    if (has_reciprocal(divisor))
+        MAP_F64(n, CORRECTED);
+    else
+        MAP_F64(n, DIVIDED);
+}
+
+static void divide_f32(const float *x, size_t n, double divisor, float *out)
+{
+    const float reciprocal = (float)(1.0 / divisor);
+    for (size_t i = 0; i < n; ++i)
+        out[i] = x[i] * reciprocal;
+}
+
+static void keep(const double *p, size_t n, double threshold, double divisor, double *out)
+{
+    const f64v d = all_f64(divisor), y = all_f64(1.0 / divisor), t = all_f64(threshold);
+#define KEPT(load, how) (f64v)((load(p + i) >= t) & (i64v)(how))
+#define KEPT_CORRECTED(load) KEPT(load, quotient(load(p + i), d, y))
+#define KEPT_DIVIDED(load) KEPT(load, load(p + i) / d)
+    if (has_reciprocal(divisor))
+        MAP_F64(n, KEPT_CORRECTED);
+    else
+        MAP_F64(n, KEPT_DIVIDED);
+}
+
+static void residual(const double *p, const double *q, size_t n, double divisor, double *out)
+{
+    const f64v d = all_f64(divisor), y = all_f64(1.0 / divisor), zero = all_f64(0.0), top = all_f64(DBL_MAX);
+#define DIFFERENCE(load) (load(p + i) - load(q + i))
+#define USABLE(x) (((x) > zero) & ((x) <= top))
+#define RESIDUAL_CORRECTED(load) (f64v)(USABLE(DIFFERENCE(load)) & (i64v)quotient(DIFFERENCE(load), d, y))
+#define RESIDUAL_DIVIDED(load) (f64v)(USABLE(DIFFERENCE(load)) & (i64v)(DIFFERENCE(load) / d))
+    if (has_reciprocal(divisor))
+        MAP_F64(n, RESIDUAL_CORRECTED);
+    else
+        MAP_F64(n, RESIDUAL_DIVIDED);
+}
+
+static void marginal(const double *p, const double *q, size_t n, double p_total, double q_total, double rate, double *out)
+{
+    const f64v pt = all_f64(p_total), qt = all_f64(q_total), r = all_f64(rate), zero = all_f64(0.0);
+#define LAW(load)                                                                                             \
+    (select_f64(load(p + i) / pt < load(q + i) / qt, load(p + i) / pt, load(q + i) / qt) +                    \
+     r * larger_f64(load(p + i) / pt - load(q + i) / qt, zero))
+    MAP_F64(n, LAW);
+}
+
+/* ---- probabilities: sums --------------------------------------------------------------------------------------- */
+
+/* Walks a row block by block. STEP(from, other) adds a group of 16 to acc; DONE(block) takes its fold. */
+#define BLOCKWISE(p, q, n, STEP, DONE)                                        \
+    do {                                                                      \
+        size_t i = 0;                                                         \
+        for (size_t block = 0; i < (n); ++block) {                            \
+            const size_t end = (n) - i > BLOCK ? i + BLOCK : (n);             \
+            f64v acc[GROUP];                                                  \
+            IN_GROUP acc[j] = all_f64(0.0);                                   \
+            for (; i + SIXTEEN <= end; i += SIXTEEN)                          \
+                STEP((p) + i, (q) + i);                                       \
+            if (i < end) {                                                    \
+                PADDED_F64(rest_p, p, i, end, 0.0);                           \
+                PADDED_F64(rest_q, q, i, end, 0.0);                           \
+                STEP(rest_p, rest_q);                                         \
+                i = end;                                                      \
+            }                                                                 \
+            DONE(block, fold(acc));                                           \
+        }                                                                     \
+    } while (0)
+#define TO_SUMS(block, value) sums[block] = (value)
+#define TO_TOTAL(block, value) ((void)(block), add_twofold(total, value))
+
+static int block_sums(const double *p, size_t n, double *sums)
+{
+    i64v fine = ~(i64v){0};
+#define CHECKED(from, other)                                   \
+    IN_GROUP                                                   \
+    {                                                          \
+        const f64v v = load_f64((from) + j * F64_LANES);       \
+        fine &= v >= all_f64(0.0);                             \
+        acc[j] += v;                                           \
+        (void)(other);                                         \
+    }
+    BLOCKWISE(p, p, n, CHECKED, TO_SUMS);
+    return bits_f64(~fine) != 0;
+}
+
+static void block_sums_residual(const double *p, const double *q, size_t n, double *sums)
+{
+#define ABOVE(from, other)                                                                              \
+    IN_GROUP acc[j] += larger_f64(load_f64((from) + j * F64_LANES) - load_f64((other) + j * F64_LANES), \
+                                  all_f64(0.0))
+    BLOCKWISE(p, q, n, ABOVE, TO_SUMS);
+}
+
+static void sum_at_least(const double *values, size_t n, double threshold, twofold *total)
+{
+#define AT_LEAST(from, other)                                                        \
+    IN_GROUP                                                                         \
+    {                                                                                \
+        const f64v v = load_f64((from) + j * F64_LANES);                             \
+        acc[j] += (f64v)((i64v)v & (v >= all_f64(threshold)));                       \
+        (void)(other);                                                               \
+    }
+    BLOCKWISE(values, values, n, AT_LEAST, TO_TOTAL);
+}
+
+static void overlap(const double *p, const double *q, size_t n, double p_total, double q_total, twofold *total)
+{
+#define SMALLER(from, other)                                                         \
+    IN_GROUP                                                                         \
+    {                                                                                \
+        const f64v a = load_f64((from) + j * F64_LANES) / all_f64(p_total);          \
+        const f64v b = load_f64((other) + j * F64_LANES) / all_f64(q_total);         \
+        acc[j] += select_f64(a < b, a, b);                                           \
+    }
+    BLOCKWISE(p, q, n, SMALLER, TO_TOTAL);
+}
+
+static void sum_p_log_p(const double *p, size_t n, double scale, twofold *total)
+{
+    /* A subnormal probability counts as 0: what it would add is below 1e-300. */
+#define P_LOG_P(from, other)                                                         \
+    IN_GROUP                                                                         \
+    {                                                                                \
+        const f64v v = load_f64((from) + j * F64_LANES) * all_f64(scale);            \
+        const i64v normal = v >= all_f64(0x1p-1022);                                 \
+        const f64v safe = select_f64(normal, v, all_f64(1.0));                       \
+        acc[j] += (f64v)((i64v)(v * log_f64(safe)) & normal);                        \
+        (void)(other);                                                               \
+    }
+    BLOCKWISE(p, p, n, P_LOG_P, TO_TOTAL);
+}
+
+/* ---- probabilities: selection -------------------------------------------------------------------------------------- */
+
+static size_t split(const double *p, size_t n, double bound, double *values, int *bad)
+{
+    const f64v b = all_f64(bound);
+    i64v fine = ~(i64v){0};
+    size_t count = 0, i = 0;
+    for (; i + SIXTEEN <= n; i += SIXTEEN) {
+        f64v v[GROUP];
+        i64v above[GROUP], any = {0};
+        IN_GROUP v[j] = load_f64(p + i + j * F64_LANES);
+        IN_GROUP fine &= v[j] >= all_f64(0.0);
+        IN_GROUP above[j] = v[j] >= b;
+        IN_GROUP any |= above[j];
+        if (bits_f64(any))
+            IN_GROUP count += compress_f64(values + count, v[j], bits_f64(above[j]));
+    }
+    for (; i < n; ++i) {
+        if (!(p[i] >= 0.0))
+            *bad = 1;
+        if (p[i] >= bound)
+            values[count++] = p[i];
+    }
+    *bad |= bits_f64(~fine) != 0;
+    return count;
+}
+
+INLINE uint64_t bits_of(double x)
+{
+    uint64_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+static void histogram(const double *values, size_t n, uint64_t low, uint64_t high, int shift, bucket *even, bucket *odd)
+{
+    /* Two tables in turn, so that neighbours in one bucket do not wait for each other's store. */
+    const uint64_t first = low >> shift, span = high - low;
+    size_t i = 0;
+#define TALLY(value, table)                                    \
+    do {                                                       \
+        const uint64_t bits = bits_of(value);                  \
+        if (bits - low < span) {                               \
+            bucket *const to = (table) + ((bits >> shift) - first); \
+            to->mass += (value);                               \
+            to->count += 1;                                    \
+        }                                                      \
+    } while (0)
+    for (; i + 2 <= n; i += 2) {
+        TALLY(values[i], even);
+        TALLY(values[i + 1], odd);
+    }
+    if (i < n)
+        TALLY(values[i], even);
+}
+
+extern const kernels CAT(kernels_, ISA);
+const kernels CAT(kernels_, ISA) = {
+    .isa = STR(ISA),
+    .widen_f16 = widen_f16,
+    .widen_bf16 = widen_bf16,
+    .widen_f32 = widen_f32,
+    .max_f32 = max_f32,
+    .max_f64 = max_f64,
+    .scaled = scaled,
+    .exp_f32 = exp_f32,
+    .exp_f64 = exp_f64,
+    .exp_sum_f32 = exp_sum_f32,
+    .exp_sum_f64 = exp_sum_f64,
+    .exp_narrow = exp_narrow,
+    .block_maxima_f32 = block_maxima_f32,
+    .block_maxima_f64 = block_maxima_f64,
+    .block_maxima_sum_f32 = block_maxima_sum_f32,
+    .block_maxima_sum_f64 = block_maxima_sum_f64,
+    .collect_f32 = collect_f32,
+    .collect_f64 = collect_f64,
+    .divide_f64 = divide_f64,
+    .divide_f32 = divide_f32,
+    .block_maxima_checked = block_maxima_checked,
+    .block_sums = block_sums,
+    .block_sums_residual = block_sums_residual,
+    .residual = residual,
+    .split = split,
+    .histogram = histogram,
+    .sum_at_least = sum_at_least,
+    .keep = keep,
+    .overlap = overlap,
+    .marginal = marginal,
+    .sum_p_log_p = sum_p_log_p,
+};

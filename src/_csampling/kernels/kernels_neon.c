@@ -1,0 +1,2 @@
+#define ISA neon
+#include "kernels_body.h"
