@@ -329,7 +329,6 @@ def test_a_reader_that_goes_away_ends_the_decode_quietly() -> None:
 # --- info
 
 
-@pytest.mark.skipif("compiled" not in EXISTING, reason="needs the compiled core")
 def test_info_names_versions_and_instruction_sets(mtplx: Callable[..., tuple[int, str, str]]) -> None:
     from mtplx._csampling.dispatch import active_isa, available_isas
 

@@ -340,8 +340,8 @@ def run(arguments: Sequence[str]) -> int:
 
     Examples
     --------
-    >>> run(["generate", "--prompt", "Once", "--max-tokens", "0"])
-    Once
+    >>> run(["info"])  # doctest: +ELLIPSIS
+    mtplx ...
     0
     """
     command = typer.main.get_command(app)

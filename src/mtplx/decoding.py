@@ -174,13 +174,12 @@ class ModelDrafter:
     --------
     >>> import numpy as np
     >>> from mtplx.distributions import SamplerConfig
-    >>> from mtplx.models.ngram import train_pair
-    >>> pair = train_pair("one two three one two three one two three")
-    >>> drafter = ModelDrafter(pair.draft, backend="reference")
-    >>> drafter.start(pair.tokenizer.encode("one two"))
-    >>> tokens, rows = drafter.propose(2, SamplerConfig(temperature=0.0), np.random.default_rng(0))
-    >>> pair.tokenizer.decode(tokens), len(rows)
-    (' three one', 2)
+    >>> from mtplx.models.ngram import NGramModel
+    >>> drafter = ModelDrafter(NGramModel([0, 1, 2] * 4, vocab_size=3, order=2), backend="reference")
+    >>> drafter.start([2, 0])
+    >>> tokens, rows = drafter.propose(3, SamplerConfig(temperature=0.0), np.random.default_rng(0))
+    >>> tokens, len(rows)
+    ([1, 2, 0], 3)
     """
 
     def __init__(self, model: TargetModel[Any], *, backend: BackendName = "compiled") -> None:
@@ -636,13 +635,12 @@ def generate(
     Examples
     --------
     >>> from mtplx.distributions import SamplerConfig
-    >>> from mtplx.models.ngram import train_pair
-    >>> pair = train_pair("one two three one two three one two three")
+    >>> from mtplx.models.ngram import NGramModel
+    >>> model = NGramModel([0, 1, 2] * 4, vocab_size=3, order=3)
     >>> greedy = SamplerConfig(temperature=0.0)
-    >>> prompt = pair.tokenizer.encode("one")
-    >>> stream = generate(pair.target, prompt, config=greedy, max_tokens=4, backend="reference")
-    >>> pair.tokenizer.decode(stream)
-    ' two three one two'
+    >>> stream = generate(model, [2, 0], config=greedy, max_tokens=5, backend="reference")
+    >>> list(stream)
+    [1, 2, 0, 1, 2]
     >>> stream.stats.tokens_per_target_call
     1.0
     """
@@ -727,18 +725,18 @@ def speculative_generate(
     Examples
     --------
     >>> from mtplx.distributions import SamplerConfig
-    >>> from mtplx.models.ngram import train_pair
-    >>> pair = train_pair("one two three one two three one two three")
+    >>> from mtplx.models.ngram import NGramModel
+    >>> target, draft = (NGramModel([0, 1, 2] * 4, vocab_size=3, order=order) for order in (3, 2))
     >>> stream = speculative_generate(
-    ...     pair.target,
-    ...     ModelDrafter(pair.draft, backend="reference"),
-    ...     pair.tokenizer.encode("one"),
+    ...     target,
+    ...     ModelDrafter(draft, backend="reference"),
+    ...     [2, 0],
     ...     config=SamplerConfig(temperature=0.0),
     ...     max_tokens=5,
     ...     backend="reference",
     ... )
-    >>> pair.tokenizer.decode(stream)
-    ' two three one two three'
+    >>> list(stream)
+    [1, 2, 0, 1, 2]
     >>> stream.stats.target_calls, stream.kinds[-1]
     (1, 'bonus')
     """
