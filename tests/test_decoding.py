@@ -113,7 +113,7 @@ def plain_row(logits: np.ndarray, config: SamplerConfig, completion: Sequence[in
     for token, count in Counter(completion).items():
         logits[token] -= config.frequency_penalty * count + config.presence_penalty
     if config.temperature <= 0:
-        return np.eye(len(logits))[logits.argmax()]
+        return (np.arange(len(logits)) == logits.argmax()).astype(np.float64)
     p = np.exp((logits - logits.max()) / config.temperature)
     p /= p.sum()
     kept = np.zeros_like(p)
