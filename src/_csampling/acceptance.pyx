@@ -55,7 +55,7 @@ cdef extern from "Python.h":
     bint PyLong_CheckExact(object value)
 
 
-# ---- two numbers -----------------------------------------------------------------------------------------
+# ---- two numbers ---------------------------------------------------------------------------------
 
 
 cdef inline double acceptance(double p, double q) noexcept nogil:
@@ -84,7 +84,7 @@ cdef double one_probability(object distribution, object token_id, str name) exce
     if isinstance(distribution, SparseDistributionBase):
         token = any_id(token_id)
         return 0.0 if token < 0 else (<SparseDistributionBase>distribution).lookup(token)
-    owner = open_row(distribution, name, &row)
+    _owner = open_row(distribution, name, &row)
     token = id_within(token_id, row.n)
     probability = element(&row, token)
     if not (probability >= 0.0 and isfinite(probability)):
@@ -129,7 +129,7 @@ def acceptance_probability(target_p, draft_q, token_id):
     return acceptance(p, q)
 
 
-# ---- the differences of two sparse distributions --------------------------------------------------------------
+# ---- the differences of two sparse distributions -------------------------------------------------
 
 
 cdef double next_difference(SparseDistributionBase p, SparseDistributionBase q, Py_ssize_t i,
@@ -143,7 +143,8 @@ cdef double next_difference(SparseDistributionBase p, SparseDistributionBase q, 
     return p.weights[i]
 
 
-cdef Py_ssize_t positive_differences(SparseDistributionBase p, SparseDistributionBase q, double *total) noexcept nogil:
+cdef Py_ssize_t positive_differences(SparseDistributionBase p, SparseDistributionBase q,
+                                     double *total) noexcept nogil:
     """How many differences are positive, and their sequential sum."""
     cdef Py_ssize_t i, count = 0, place = 0
     cdef double difference
@@ -187,7 +188,7 @@ cdef tuple difference_arrays(SparseDistributionBase p, SparseDistributionBase q)
     return ids, weights
 
 
-# ---- rows ------------------------------------------------------------------------------------------------
+# ---- rows ----------------------------------------------------------------------------------------
 
 
 cdef object open_distribution(object distribution, str name, Row *row):
@@ -212,7 +213,7 @@ cdef object require_same_length(object target_p, object draft_q):
 
 
 cdef bint weigh_correction(Weights *weights, const Row *p, const Row *q, double *sums) noexcept nogil:
-    """(p - q)+, or the target's positive finite entries where no difference is positive; False without mass."""
+    """(p - q)+, or the target's positive finite entries where none is positive; False without mass."""
     return weigh(weights, p, q, False, sums) or weigh(weights, p, NULL, True, sums)
 
 
@@ -311,7 +312,7 @@ cdef void correction_into(const Weights *weights, double *out) noexcept nogil:
     table.divide_f64(out, n, total.sum, out)
 
 
-# ---- one verification --------------------------------------------------------------------------------------
+# ---- one verification ----------------------------------------------------------------------------
 
 
 cdef object verify_sparse(SparseDistributionBase p, SparseDistributionBase q, object draft_token, object rng):
@@ -385,7 +386,7 @@ def verify_one_token(target_p, draft_q, draft_token, rng=None):
 
 
 cdef object verify_rows(object target_p, object draft_q, object draft_token, object rng):
-    cdef double accept_probability, u
+    cdef double accept_probability
     cdef bitgen_t *bits
     draft_token = operator.index(draft_token)
     accept_probability = acceptance(one_probability(target_p, draft_token, "target_p"),

@@ -56,7 +56,7 @@ cdef object open_rng(object rng):
         return np.random.default_rng()
     for method in ("random", "choice"):
         if not callable(getattr(rng, method, None)):
-            raise TypeError(f"rng must have the methods random and choice; {type(rng).__name__} lacks {method}")
+            raise TypeError(f"rng must have random and choice methods; {type(rng).__name__} lacks {method}")
     return rng
 
 
@@ -69,7 +69,7 @@ cdef double *new_sums(Py_ssize_t n) noexcept nogil:
     return <double *>malloc((n + BLOCK - 1) // BLOCK * sizeof(double))
 
 
-# ---- dense ---------------------------------------------------------------------------------------------
+# ---- dense ---------------------------------------------------------------------------------------
 
 
 cdef Py_ssize_t weights_piece(const Weights *weights, Py_ssize_t start, double *buffer, double *other,
@@ -96,7 +96,8 @@ cdef Py_ssize_t weights_piece(const Weights *weights, Py_ssize_t start, double *
     return length
 
 
-cdef bint weigh(Weights *weights, const Row *p, const Row *q, bint positive_part, double *sums) noexcept nogil:
+cdef bint weigh(Weights *weights, const Row *p, const Row *q, bint positive_part,
+                double *sums) noexcept nogil:
     cdef double buffer[CHUNK]
     cdef double other[CHUNK]
     cdef const double *piece
@@ -195,7 +196,7 @@ cdef cnp.ndarray weights_array(const Weights *weights):
     return array
 
 
-# ---- sparse, and objects that draw by themselves -----------------------------------------------------------
+# ---- sparse, and objects that draw by themselves -------------------------------------------------
 
 
 cdef Py_ssize_t draw_place(const double *weights, Py_ssize_t count, double u) noexcept nogil:

@@ -1,6 +1,5 @@
 """Presence and frequency penalties, and overlays, as sparse updates of a row of logits."""
 
-import operator
 from collections.abc import Mapping
 
 cimport numpy as cnp
@@ -75,7 +74,7 @@ def apply_penalties(logits, token_counts, double presence_penalty=0.0, double fr
     overlaid = penalty_overlay is not None and len(penalty_overlay) > 0
     if not counted and not overlaid:
         return logits
-    owner = open_row(logits, "logits", &row)
+    _owner = open_row(logits, "logits", &row)
     penalised = new_doubles(row.n)
     to = doubles(penalised)
     with nogil:

@@ -91,7 +91,8 @@ cdef selection_status scatter(Candidates *best, Py_ssize_t n, double *out) noexc
     return SELECTED
 
 
-cdef selection_status cut_into(const double *p, Py_ssize_t n, double top_p, Py_ssize_t k, double *out) noexcept nogil:
+cdef selection_status cut_into(const double *p, Py_ssize_t n, double top_p, Py_ssize_t k,
+                               double *out) noexcept nogil:
     """The truncated row; p and out may be the same. The result's own memory is room to work in."""
     cdef Cut cut
     cdef selection_status status = NO_MEMORY
@@ -239,7 +240,7 @@ def deterministic_top_k_order(values, top_k):
     cdef Py_ssize_t k, i
     cdef selection_status status = TOO_MANY
     cdef bint ranked
-    owner = open_row(values, "values", &row)
+    _owner = open_row(values, "values", &row)
     k = min(max(operator.index(top_k), 0), row.n)
     if k and few(k, row.n):
         with nogil:
