@@ -57,8 +57,8 @@ cdef extern from "kernels.h" nogil:
         int (*block_maxima_checked)(const double *p, size_t n, double *maxima) noexcept nogil
         int (*block_sums)(const double *p, size_t n, double *sums) noexcept nogil
         void (*block_sums_residual)(const double *p, const double *q, size_t n, double *sums) noexcept nogil
-        void (*residual)(const double *p, const double *q, size_t n, double divisor,
-                         double *out) noexcept nogil
+        void (*residual)(const double *p, const double *q, size_t n, double *out,
+                         double *sums) noexcept nogil
         size_t (*split)(const double *p, size_t n, double bound, double *values, int *bad) noexcept nogil
         void (*histogram)(const double *values, size_t n, uint64_t low, uint64_t high, int shift,
                           bucket *even, bucket *odd) noexcept nogil

@@ -593,19 +593,6 @@ static void keep(const double *p, size_t n, double threshold, double divisor, do
         MAP_F64(n, KEPT_DIVIDED);
 }
 
-static void residual(const double *p, const double *q, size_t n, double divisor, double *out)
-{
-    const f64v d = all_f64(divisor), y = all_f64(1.0 / divisor), zero = all_f64(0.0), top = all_f64(DBL_MAX);
-#define DIFFERENCE(load) (load(p + i) - load(q + i))
-#define USABLE(x) (((x) > zero) & ((x) <= top))
-#define RESIDUAL_CORRECTED(load) (f64v)(USABLE(DIFFERENCE(load)) & (i64v)quotient(DIFFERENCE(load), d, y))
-#define RESIDUAL_DIVIDED(load) (f64v)(USABLE(DIFFERENCE(load)) & (i64v)(DIFFERENCE(load) / d))
-    if (has_reciprocal(divisor))
-        MAP_F64(n, RESIDUAL_CORRECTED);
-    else
-        MAP_F64(n, RESIDUAL_DIVIDED);
-}
-
 static void marginal(const double *p, const double *q, size_t n, double rate, double *out)
 {
     const f64v r = all_f64(rate), zero = all_f64(0.0);
@@ -670,6 +657,42 @@ static void block_sums_residual(const double *p, const double *q, size_t n, doub
     IN_GROUP acc[j] += larger_f64(load_f64((from) + j * F64_LANES) - load_f64((other) + j * F64_LANES), \
                                   all_f64(0.0))
     BLOCKWISE(p, q, n, ABOVE, TO_SUMS);
+}
+
+static void residual(const double *p, const double *q, size_t n, double *out, double *sums)
+{
+    const f64v zero = all_f64(0.0), top = all_f64(DBL_MAX);
+    size_t i = 0;
+    for (size_t block = 0; i < n; ++block) {
+        const size_t end = n - i > BLOCK ? i + BLOCK : n;
+        const size_t whole = i + (end - i) / SIXTEEN * SIXTEEN;
+        double rest_p[SIXTEEN] = {0}, rest_q[SIXTEEN] = {0}, rest[SIXTEEN];
+        f64v acc[GROUP], sum[GROUP];
+        IN_GROUP sum[j] = zero;
+        memcpy(rest_p, p + whole, (end - whole) * sizeof *p);
+        memcpy(rest_q, q + whole, (end - whole) * sizeof *q);
+        while (i < end) {
+            /* Four groups, as in BLOCKWISE. */
+            const size_t stop = end - i < 4 * SIXTEEN ? end : i + 4 * SIXTEEN;
+            IN_GROUP acc[j] = zero;
+            for (; i < stop; i += SIXTEEN) {
+                const int inside = i < whole;
+                const double *from_p = inside ? p + i : rest_p, *from_q = inside ? q + i : rest_q;
+                double *to = inside ? out + i : rest;
+                IN_GROUP
+                {
+                    f64v d = load_f64(from_p + j * F64_LANES) - load_f64(from_q + j * F64_LANES);
+                    d = (f64v)((i64v)d & (d > zero) & (d <= top));
+                    store_f64(to + j * F64_LANES, d);
+                    acc[j] += d;
+                }
+            }
+            IN_GROUP sum[j] += acc[j];
+        }
+        i = end;
+        memcpy(out + whole, rest, (end - whole) * sizeof *out);
+        sums[block] = fold(sum);
+    }
 }
 
 static void sum_at_least(const double *values, size_t n, double threshold, twofold *total)
