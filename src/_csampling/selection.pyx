@@ -337,7 +337,7 @@ cdef selection_status best_logits(const Row *row, double temperature, double top
 cdef selection_status block_pass(const Row *row, double temperature, bint with_sum, double *maxima,
                                  streamed *run) noexcept nogil:
     """Block maxima of a row of logits, the largest of all, and a rough sum of exponentials if asked for."""
-    cdef float buffer[CHUNK]
+    cdef double buffer[CHUNK]
     cdef const void *piece
     cdef bint single, nan = False
     cdef Py_ssize_t start = 0, length, j
@@ -367,7 +367,7 @@ cdef selection_status block_pass(const Row *row, double temperature, bint with_s
 cdef selection_status collect_logits(const Row *row, const scaling *s, Py_ssize_t k, double *maxima,
                                      Py_ssize_t blocks, Candidates *best) noexcept nogil:
     """Everything that can be among the k best, with weights, ranked."""
-    cdef float buffer[CHUNK]
+    cdef double buffer[CHUNK]
     cdef int64_t ids[CHUNK]
     cdef double values[CHUNK]
     cdef const void *piece
@@ -403,7 +403,7 @@ cdef selection_status collect_logits(const Row *row, const scaling *s, Py_ssize_
                 return TOO_MANY
             level = best.items[k - 1].value
             bound = slack_below(s, level, row.n)
-            if row.kind != F64 and <float>bound == <float>level:
+            if row.kind != F64 and row.patches == 0 and <float>bound == <float>level:
                 # No float32 lies between: what ties is equal.
                 bound = nextafter(level, INFINITY)
     weigh(best.items, best.count, s)

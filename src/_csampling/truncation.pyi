@@ -1,3 +1,4 @@
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,19 @@ def distribution_from_logits(
     temperature: float,
     top_p: float,
     top_k: int | None,
+    presence_penalty: float,
+    frequency_penalty: float,
+    token_counts: Mapping[int, int] | None,
+    penalty_overlay: Mapping[int, float] | None,
     out: NDArray[np.float64] | None,
-    raw_logits: Any,
 ) -> NDArray[np.float64]: ...
 def sparse_distribution_from_logits(
-    logits: Any, temperature: float, top_p: float, top_k: int | None
+    logits: Any,
+    temperature: float,
+    top_p: float,
+    top_k: int | None,
+    presence_penalty: float,
+    frequency_penalty: float,
+    token_counts: Mapping[int, int] | None,
+    penalty_overlay: Mapping[int, float] | None,
 ) -> SparseDistribution: ...
