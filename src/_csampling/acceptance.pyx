@@ -8,6 +8,7 @@ cimport numpy as cnp
 from libc.math cimport isfinite
 from libc.stdint cimport int64_t
 from libc.stdlib cimport free
+from libc.string cimport memset
 
 from mtplx._csampling.arrays cimport (
     F64,
@@ -23,7 +24,7 @@ from mtplx._csampling.arrays cimport (
     open_row,
     probs_piece,
 )
-from mtplx._csampling.dispatch cimport BLOCK, CHUNK, table, twofold
+from mtplx._csampling.dispatch cimport CHUNK, running, table
 from mtplx._csampling.distributions cimport (
     SparseDistributionBase,
     adopt,
@@ -46,7 +47,7 @@ from mtplx._csampling.draws cimport (
     weigh,
     weights_array,
 )
-from mtplx._csampling.mass cimport OVERFLOW_SCALE, add_twofold
+from mtplx._csampling.mass cimport OVERFLOW_SCALE
 
 cnp.import_array()
 
@@ -252,7 +253,6 @@ def residual_distribution(target_p, draft_q, *, out=None):
     """
     cdef Row p, q
     cdef cnp.ndarray result
-    cdef double *sums
     cdef double *to
     cdef bint usable
     if isinstance(target_p, SparseDistributionBase) and isinstance(draft_q, SparseDistributionBase):
@@ -268,18 +268,14 @@ def residual_distribution(target_p, draft_q, *, out=None):
     q_owner = open_distribution(draft_q, "draft_q", &q)
     result = open_out(out, p.n, (target_p, draft_q, p_owner, q_owner))
     to = doubles(result)
-    sums = new_sums(p.n)
-    if sums is NULL:
-        raise MemoryError
     with nogil:
-        usable = correction_into(&p, &q, to, sums)
-    free(sums)
+        usable = correction_into(&p, &q, to)
     if not usable:
         raise ValueError("neither the residual nor target_p has positive mass")
     return result
 
 
-cdef bint correction_into(const Row *p, const Row *q, double *out, double *sums) noexcept nogil:
+cdef bint correction_into(const Row *p, const Row *q, double *out) noexcept nogil:
     """The weights of a correction divided by their compensated sum; False, and out is lost, without mass.
 
     The differences are stored before their sum is known: dividing them in the cache is cheaper than
@@ -290,11 +286,11 @@ cdef bint correction_into(const Row *p, const Row *q, double *out, double *sums)
     cdef const double *from_p
     cdef const double *from_q
     cdef Py_ssize_t n = p.n, start, length, i
-    cdef twofold total
-    cdef double scale = 1.0
+    cdef running sum
+    cdef double total, scale = 1.0
     cdef bint from_target = False
     while True:
-        total.sum = total.lost = 0.0
+        memset(&sum, 0, sizeof(sum))
         start = 0
         while start < n:
             length = probs_piece(p, start, n if q.kind == F64 else CHUNK, p_buffer, &from_p)
@@ -305,17 +301,18 @@ cdef bint correction_into(const Row *p, const Row *q, double *out, double *sums)
                 from_q = q_buffer
             else:
                 probs_piece(q, start, length, q_buffer, &from_q)
-            table.residual(from_p, from_q, length, out + start, sums)
-            if scale != 1.0:
-                for i in range(length):
-                    out[start + i] *= scale
-            for i in range((length + BLOCK - 1) // BLOCK):
-                add_twofold(&total, sums[i] * scale)
+            table.residual(from_p, from_q, length, out + start, &sum)
             start += length
-        if not isfinite(total.sum) and scale == 1.0:
+        if scale != 1.0:
+            memset(&sum, 0, sizeof(sum))
+            for i in range(n):
+                out[i] *= scale
+            table.weigh(out, n, &sum)
+        total = table.total(&sum)
+        if not isfinite(total):
             scale = OVERFLOW_SCALE
-        elif total.sum > 0.0:
-            table.divide_f64(out, n, total.sum + total.lost, out)
+        elif total > 0.0:
+            table.divide_f64(out, n, total, out)
             return True
         elif from_target:
             return False
