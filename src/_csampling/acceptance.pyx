@@ -27,6 +27,7 @@ from mtplx._csampling.arrays cimport (
 from mtplx._csampling.dispatch cimport CHUNK, running, table
 from mtplx._csampling.distributions cimport (
     SparseDistributionBase,
+    Support,
     adopt,
     ascending_copy,
     dense_array,
@@ -57,14 +58,6 @@ cdef extern from "Python.h":
 
 
 # ---- two numbers ---------------------------------------------------------------------------------
-
-
-cdef inline double acceptance(double p, double q) noexcept nogil:
-    cdef double ratio
-    if q == 0.0:
-        return 1.0 if p > 0.0 else 0.0
-    ratio = p / q
-    return ratio if ratio < 1.0 else 1.0
 
 
 cdef int64_t any_id(object token_id) except? -2:
@@ -133,8 +126,7 @@ def acceptance_probability(target_p, draft_q, token_id):
 # ---- the differences of two sparse distributions -------------------------------------------------
 
 
-cdef double next_difference(SparseDistributionBase p, SparseDistributionBase q, Py_ssize_t i,
-                            Py_ssize_t *place) noexcept nogil:
+cdef double next_difference(const Support *p, const Support *q, Py_ssize_t i, Py_ssize_t *place) noexcept nogil:
     """p - q at entry i of p; `place` walks along q. Both ascend."""
     cdef int64_t token = p.ids[i]
     while place[0] < q.count and q.ids[place[0]] < token:
@@ -144,9 +136,7 @@ cdef double next_difference(SparseDistributionBase p, SparseDistributionBase q, 
     return p.weights[i]
 
 
-cdef Py_ssize_t positive_differences(SparseDistributionBase p, SparseDistributionBase q,
-                                     double *total) noexcept nogil:
-    """How many differences are positive, and their sequential sum."""
+cdef Py_ssize_t positive_differences(const Support *p, const Support *q, double *total) noexcept nogil:
     cdef Py_ssize_t i, count = 0, place = 0
     cdef double difference
     total[0] = 0.0
@@ -158,8 +148,7 @@ cdef Py_ssize_t positive_differences(SparseDistributionBase p, SparseDistributio
     return count
 
 
-cdef int64_t draw_difference(SparseDistributionBase p, SparseDistributionBase q, double u) noexcept nogil:
-    """A draw from (p - q)+, or from p where no difference is positive."""
+cdef int64_t draw_difference(const Support *p, const Support *q, double u) noexcept nogil:
     cdef double total, cumulative = 0.0, difference
     cdef Py_ssize_t i, place = 0
     if positive_differences(p, q, &total) == 0:
@@ -173,7 +162,7 @@ cdef int64_t draw_difference(SparseDistributionBase p, SparseDistributionBase q,
     return p.ids[p.count - 1]  # not reached: the last sum is the total, and u < 1
 
 
-cdef tuple difference_arrays(SparseDistributionBase p, SparseDistributionBase q):
+cdef tuple difference_arrays(const Support *p, const Support *q):
     """Ids and weights of (p - q)+; empty where no difference is positive. Both ascend."""
     cdef double total, difference
     cdef Py_ssize_t count = positive_differences(p, q, &total), i, place = 0, at = 0
@@ -252,13 +241,19 @@ def residual_distribution(target_p, draft_q, *, out=None):
     array([0. , 0.5, 0.5])
     """
     cdef Row p, q
+    cdef SparseDistributionBase target, draft
+    cdef Support target_support, draft_support
     cdef cnp.ndarray result
     cdef double *to
     cdef bint usable
     if isinstance(target_p, SparseDistributionBase) and isinstance(draft_q, SparseDistributionBase):
         if out is not None:
             raise ValueError("out is for a dense result, and both distributions are sparse")
-        ids, differences = difference_arrays(ascending_copy(target_p), ascending_copy(draft_q))
+        target = ascending_copy(target_p)
+        draft = ascending_copy(draft_q)
+        target_support = target.support()
+        draft_support = draft.support()
+        ids, differences = difference_arrays(&target_support, &draft_support)
         if len(ids) == 0:
             return target_p
         normalise(doubles(differences), len(ids))
@@ -326,23 +321,25 @@ cdef bint correction_into(const Row *p, const Row *q, double *out) noexcept nogi
 cdef object verify_sparse(SparseDistributionBase p, SparseDistributionBase q, object draft_token, object rng):
     cdef int64_t token = any_id(draft_token)
     cdef double accept_probability = 0.0
+    cdef Support p_support, q_support
     cdef bitgen_t *bits
     cdef bint accepted
     if token >= 0:
         accept_probability = acceptance(p.lookup(token), q.lookup(token))
     rng = open_rng(rng)
+    if not (p.ascending and q.ascending):
+        p = ascending_copy(p)
+        q = ascending_copy(q)
+    p_support = p.support()
+    q_support = q.support()
     if not is_plain(rng):
         if float(rng.random()) <= accept_probability and accept_probability > 0.0:
             return new_decision(True, token, accept_probability)
-        p = ascending_copy(p)
-        ids, differences = difference_arrays(p, ascending_copy(q))
+        ids, differences = difference_arrays(&p_support, &q_support)
         if len(ids) == 0:
             support = p.probs > 0.0
             ids, differences = p.token_ids[support], p.probs[support]
         return new_decision(False, draw_by_choice(rng, ids, differences), accept_probability)
-    if not (p.ascending and q.ascending):
-        p = ascending_copy(p)
-        q = ascending_copy(q)
     bit_generator = rng.bit_generator
     bits = bitgen_of(bit_generator)
     lock = bit_generator.lock
@@ -350,7 +347,7 @@ cdef object verify_sparse(SparseDistributionBase p, SparseDistributionBase q, ob
     lock.acquire()
     accepted = uniform(bits) <= accept_probability and accept_probability > 0.0
     if not accepted:
-        token = draw_difference(p, q, uniform(bits))
+        token = draw_difference(&p_support, &q_support, uniform(bits))
     lock.release()
     return new_decision(accepted, token, accept_probability)
 

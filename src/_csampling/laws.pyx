@@ -8,7 +8,7 @@ from libc.string cimport memset
 from mtplx._csampling.acceptance cimport positive_differences
 from mtplx._csampling.arrays cimport F64, Row, bad_probabilities, doubles, new_doubles, open_row
 from mtplx._csampling.dispatch cimport BLOCK, running, table
-from mtplx._csampling.distributions cimport SparseDistributionBase, ascending_copy, dense_array
+from mtplx._csampling.distributions cimport SparseDistributionBase, Support, ascending_copy, dense_array
 from mtplx._csampling.draws cimport new_sums
 from mtplx._csampling.mass cimport OVERFLOW_SCALE, ROW_FINE, weigh_row, widen_into
 
@@ -130,11 +130,16 @@ def total_variation(p, q):
     0.5
     """
     cdef double ignored, distance
+    cdef Support p_support, q_support
     cdef cnp.ndarray left, right
     cdef double *sums
     cdef Py_ssize_t n
     if isinstance(p, SparseDistributionBase) and isinstance(q, SparseDistributionBase):
-        positive_differences(ascending_copy(p), ascending_copy(q), &distance)
+        p = ascending_copy(p)
+        q = ascending_copy(q)
+        p_support = (<SparseDistributionBase>p).support()
+        q_support = (<SparseDistributionBase>q).support()
+        positive_differences(&p_support, &q_support, &distance)
         return distance
     left = open_law(p, "p", &ignored)
     right = open_law(q, "q", &ignored)
