@@ -285,50 +285,64 @@ def sample_from_distribution(probs, rng=None):
     >>> sample_from_distribution([0.0, 1.0])
     1
     """
-    cdef Row row
-    cdef Weights weights
     cdef SparseDistributionBase sparse
     cdef bitgen_t *bits
     cdef Py_ssize_t place
+    if not isinstance(probs, SparseDistributionBase):
+        return Drawable(probs).draw(rng)
+    sparse = probs
+    rng = open_rng(rng)
+    if not is_plain(rng):
+        return draw_by_choice(rng, sparse.token_ids, sparse.probs)
+    bit_generator = rng.bit_generator
+    bits = bitgen_of(bit_generator)
+    lock = bit_generator.lock
+    lock.acquire()
+    place = draw_place(sparse.weights, sparse.count, uniform(bits))
+    lock.release()
+    return sparse.ids[place]
+
+
+cdef class Drawable:
+    """A row that was checked and summed up, to be drawn from without an error."""
+
+    cdef Row row
+    cdef Weights weights
     cdef double *sums
-    cdef bint usable
-    if isinstance(probs, SparseDistributionBase):
-        sparse = probs
-        rng = open_rng(rng)
-        if not is_plain(rng):
-            return draw_by_choice(rng, sparse.token_ids, sparse.probs)
-        bit_generator = rng.bit_generator
-        bits = bitgen_of(bit_generator)
-        lock = bit_generator.lock
-        lock.acquire()
-        place = draw_place(sparse.weights, sparse.count, uniform(bits))
-        lock.release()
-        return sparse.ids[place]
-    owner = open_row(probs, "probs", &row)
-    sums = new_sums(row.n)
-    if sums is NULL:
-        raise MemoryError
-    try:
-        if row.n > LONG_ROW:
+    cdef object owner
+
+    def __cinit__(self, probs):
+        cdef bint usable
+        self.owner = open_row(probs, "probs", &self.row)
+        self.sums = new_sums(self.row.n)
+        if self.sums is NULL:
+            raise MemoryError
+        if self.row.n > LONG_ROW:
             with nogil:
-                usable = weigh(&weights, &row, NULL, False, sums)
+                usable = weigh(&self.weights, &self.row, NULL, False, self.sums)
         else:
-            usable = weigh(&weights, &row, NULL, False, sums)
+            usable = weigh(&self.weights, &self.row, NULL, False, self.sums)
         if not usable:
-            raise bad_probabilities(owner, "probs")
+            raise bad_probabilities(self.owner, "probs")
+
+    def __dealloc__(self):
+        free(self.sums)
+
+    def draw(self, rng):
+        """One token; `rng` as in `sample_from_distribution`."""
+        cdef bitgen_t *bits
+        cdef Py_ssize_t place
         rng = open_rng(rng)
         if not is_plain(rng):
-            return draw_by_choice(rng, np.arange(row.n), weights_array(&weights))
+            return draw_by_choice(rng, np.arange(self.row.n), weights_array(&self.weights))
         bit_generator = rng.bit_generator
         bits = bitgen_of(bit_generator)
         lock = bit_generator.lock
         lock.acquire()
-        if row.n > LONG_ROW:
+        if self.row.n > LONG_ROW:
             with nogil:
-                place = draw(&weights, uniform(bits))
+                place = draw(&self.weights, uniform(bits))
         else:
-            place = draw(&weights, uniform(bits))
+            place = draw(&self.weights, uniform(bits))
         lock.release()
         return place
-    finally:
-        free(sums)

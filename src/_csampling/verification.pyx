@@ -817,6 +817,17 @@ def open_blocks(list targets, list drafts, list tokens, list streams, str rule, 
     return blocks
 
 
+def vocabulary(list blocks):
+    """Entries of a row of the first block, 0 where that is not known without reading one."""
+    cdef OpenBlock opened
+    if not blocks:
+        return 0
+    opened = blocks[0]
+    if opened.block.target.kind == MATRIX:
+        return opened.block.target.first.n
+    return opened.block.target.width if opened.block.target.kind == BATCH else 0
+
+
 def run_blocks(list blocks, Py_ssize_t first, Py_ssize_t last):
     """Verify a range of opened blocks with one release of the GIL."""
     cdef Py_ssize_t b

@@ -28,7 +28,7 @@ from mtplx.reference import (
 from mtplx.reference.one_row import as_array, as_top_k
 from mtplx.reference.streams import GeneratorStream, KeyedStream
 from mtplx.sampling import distribution_from_logits, sparse_distribution_from_logits
-from mtplx.work import run_ranges
+from mtplx.work import WORTHWHILE_LOGITS, run_ranges
 
 __all__ = [
     "BatchDecision",
@@ -388,7 +388,11 @@ def _verify_batch(
         )
         if isinstance(opened, tuple):
             _raise(*opened)
-        run_ranges(executor, lambda first, last: core.run_blocks(opened, first, last), B)
+        # Of probabilities one row is walked at most, from logits every row that is reached.
+        least = 1 + WORTHWHILE_LOGITS // max(
+            core.vocabulary(opened) * (1 if from_logits is None else K + 1), 1
+        )
+        run_ranges(executor, lambda first, last: core.run_blocks(opened, first, last), B, least=least)
         answer = core.collect_blocks(opened, K)
         if len(answer) == 3:
             _raise(*answer)

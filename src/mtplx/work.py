@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+WORTHWHILE_LOGITS = 600_000
+"""Logits whose work (some 0.5 ns each) is worth handing to another thread, which costs some 20 us."""
+
 
 def worker_count(executor: Any) -> int:
     """How many workers an executor has; 2 where it does not tell."""
