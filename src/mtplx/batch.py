@@ -29,7 +29,7 @@ def distributions_from_logits(
     token_counts: Mapping[int, int] | Sequence[Mapping[int, int] | None] | None = None,
     penalty_overlay: Mapping[int, float] | Sequence[Mapping[int, float] | None] | None = None,
     executor: Any = None,
-) -> BatchedSparseDistributions | Float64:
+) -> BatchedSparseDistributions | NDArray[np.float64]:
     """`distribution_from_logits` of every row.
 
     Parameters
