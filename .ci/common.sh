@@ -18,6 +18,11 @@ fail() {
     exit 1
 }
 
+# Shows what a command prints only when it fails.
+quietly() {
+    "$@" >"$scratch/log" 2>&1 || { cat "$scratch/log" >&2; fail "$1 failed"; }
+}
+
 # Ends the script, successfully, when one of the tools is not on this machine.
 need() {
     local tool
@@ -37,5 +42,5 @@ copy_tracked() {
 }
 
 new_venv() {
-    "${PYTHON:-python3}" -m venv "$1"
+    "${2:-${PYTHON:-python3}}" -m venv "$1"
 }
