@@ -16,6 +16,7 @@ cdef extern from "kernels.h" nogil:
     ctypedef struct scaling:
         double temperature
         double reciprocal
+        double largest
         double top
         int rule
     ctypedef struct streamed:
@@ -26,6 +27,7 @@ cdef extern from "kernels.h" nogil:
         int64_t count
     ctypedef struct kernels:
         const char *isa
+        bint fused
         void (*widen_f16)(const uint16_t *x, float *out, size_t n) noexcept nogil
         void (*widen_bf16)(const uint16_t *x, float *out, size_t n) noexcept nogil
         void (*widen_f32)(const float *x, double *out, size_t n) noexcept nogil

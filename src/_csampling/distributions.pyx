@@ -265,13 +265,12 @@ def restore(cls, token_ids, probs, vocab_size):
     return made
 
 
-cdef SparseDistributionBase adopt(object token_ids, object weights, int64_t vocab_size):
+cdef SparseDistributionBase adopt(object token_ids, object probs, int64_t vocab_size):
     cdef SparseDistributionBase made = sparse_type.__new__(sparse_type)
     cdef const int64_t *ids = <const int64_t *>cnp.PyArray_DATA(<cnp.ndarray>token_ids)
     cdef Py_ssize_t i, count = cnp.PyArray_DIM(<cnp.ndarray>token_ids, 0)
     cdef bint ascending = True
     for i in range(count - 1):
         ascending &= ids[i] < ids[i + 1]
-    normalise(<double *>cnp.PyArray_DATA(<cnp.ndarray>weights), count)
-    made.attach(token_ids, weights, vocab_size, ascending)
+    made.attach(token_ids, probs, vocab_size, ascending)
     return made

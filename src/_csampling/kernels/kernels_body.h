@@ -84,33 +84,30 @@ static void widen_f32(const float *x, double *out, size_t n)
 
 /* ---- logits: maxima ----------------------------------------------------------------------------------- */
 
-static double max_f32(const float *x, size_t n)
-{
-    f32v top[GROUP];
-    size_t i = 0;
-    IN_GROUP top[j] = all_f32(-INFINITY);
-    for (; i + 2 * SIXTEEN <= n; i += 2 * SIXTEEN)
-        IN_GROUP top[j] = larger_f32(load_f32(x + i + j * F32_LANES), top[j]);
-    float best = -INFINITY;
-    IN_GROUP for (int lane = 0; lane < F32_LANES; ++lane) best = top[j][lane] > best ? top[j][lane] : best;
-    for (; i < n; ++i)
-        best = x[i] > best ? x[i] : best;
-    return best;
-}
-
-static double max_f64(const double *x, size_t n)
-{
-    f64v top[GROUP];
-    size_t i = 0;
-    IN_GROUP top[j] = all_f64(-INFINITY);
-    for (; i + SIXTEEN <= n; i += SIXTEEN)
-        IN_GROUP top[j] = larger_f64(load_f64(x + i + j * F64_LANES), top[j]);
-    double best = -INFINITY;
-    IN_GROUP for (int lane = 0; lane < F64_LANES; ++lane) best = top[j][lane] > best ? top[j][lane] : best;
-    for (; i < n; ++i)
-        best = x[i] > best ? x[i] : best;
-    return best;
-}
+#define LARGEST(NAME, TYPE, VECTOR, MASK, STEP, LOAD, ALL, LARGER, EITHER_NAN, BITS)           \
+    static double NAME(const TYPE *x, size_t n)                                               \
+    {                                                                                         \
+        VECTOR top[GROUP], v[GROUP];                                                          \
+        MASK nan = {0};                                                                       \
+        size_t i = 0;                                                                         \
+        IN_GROUP top[j] = ALL(-INFINITY);                                                     \
+        for (; i + (STEP)*GROUP <= n; i += (STEP)*GROUP) {                                    \
+            IN_GROUP v[j] = LOAD(x + i + j * (STEP));                                         \
+            UNROLLED for (int j = 0; j < GROUP; j += 2) nan |= EITHER_NAN(v[j], v[j + 1]);    \
+            IN_GROUP top[j] = LARGER(v[j], top[j]);                                           \
+        }                                                                                     \
+        TYPE best = -INFINITY;                                                                \
+        int rest_nan = 0;                                                                     \
+        IN_GROUP for (int lane = 0; lane < (STEP); ++lane)                                    \
+            best = top[j][lane] > best ? top[j][lane] : best;                                 \
+        for (; i < n; ++i) {                                                                  \
+            rest_nan |= x[i] != x[i];                                                         \
+            best = x[i] > best ? x[i] : best;                                                 \
+        }                                                                                     \
+        return rest_nan || BITS(nan) ? (double)NAN : (double)best;                            \
+    }
+LARGEST(max_f32, float, f32v, i32v, F32_LANES, load_f32, all_f32, larger_f32, either_nan_f32, bits_f32)
+LARGEST(max_f64, double, f64v, i64v, F64_LANES, load_f64, all_f64, larger_f64, either_nan_f64, bits_f64)
 
 /* ---- logits: exponentials ---------------------------------------------------------------------------- */
 
@@ -299,7 +296,7 @@ static void exp_narrow(const float *x, size_t n, const scaling *s, float *out, t
 {
     const double per_unit = LOG2_E / s->temperature;
     const float high = (float)per_unit, low = (float)(per_unit - (double)high);
-    const float top = (float)(s->rule == SCALE_SHIFT ? s->top : s->top * s->temperature);
+    const float top = (float)s->largest;
     size_t i = 0;
     while (i < n) {
         const size_t end = n - i > BLOCK ? i + BLOCK : n;
@@ -765,6 +762,7 @@ static void histogram(const double *values, size_t n, uint64_t low, uint64_t hig
 extern const kernels CAT(kernels_, ISA);
 const kernels CAT(kernels_, ISA) = {
     .isa = STR(ISA),
+    .fused = HAS_FMA,
     .widen_f16 = widen_f16,
     .widen_bf16 = widen_bf16,
     .widen_f32 = widen_f32,
