@@ -68,9 +68,8 @@ def main(isa: str) -> None:
             for seed, config in enumerate(CONFIGS):
                 worst = max(worst, check_row(row, logits("peaked", size, rng), config, seed))
             rows += 1
-    print(
-        f"{active_isa()} of {available_isas()}: {rows} rows agree with the reference, softmax within {worst} ulp"
-    )
+    chosen = f"{active_isa()} of {', '.join(available_isas())}"
+    print(f"{chosen}: {rows} rows agree with the reference, softmax within {worst} ulp")
 
 
 if __name__ == "__main__":
