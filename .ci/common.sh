@@ -4,13 +4,14 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # What a shell on this machine may carry around must not change what is built or tested.
 unset PYTHONPATH PYTHONHOME PYTHONSTARTUP VIRTUAL_ENV MTPLX_ISA CC CFLAGS LDFLAGS CMAKE_ARGS SKBUILD_CMAKE_ARGS
-export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_QUIET=2
+export CI_STARTED=${CI_STARTED:-$EPOCHSECONDS} # of the outermost of these scripts
 
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
 say() {
-    printf '\n== %s (after %d s)\n' "$*" "$SECONDS"
+    printf '\n== %s (after %d s)\n' "$*" "$((EPOCHSECONDS - CI_STARTED))"
 }
 
 fail() {
