@@ -11,6 +11,10 @@ cdef enum:
     F16
     BF16
 
+# Rows longer than this are worked on without the GIL; releasing it costs as much as a short row.
+cdef enum:
+    LONG_ROW = 4096
+
 # One row of numbers that belongs to somebody else: contiguous, aligned, native, at least one element.
 cdef struct Row:
     const char *data
@@ -37,11 +41,11 @@ cdef int64_t id_within(object token_id, Py_ssize_t n) except -1
 cdef Py_ssize_t ranks_kept(object top_k, Py_ssize_t n) except -1
 
 
-cdef inline int64_t *ids_of(cnp.ndarray array) noexcept:
+cdef inline int64_t *ids_of(cnp.ndarray array) noexcept nogil:
     return <int64_t *>cnp.PyArray_DATA(array)
 
 
-cdef inline double *doubles(cnp.ndarray array) noexcept:
+cdef inline double *doubles(cnp.ndarray array) noexcept nogil:
     return <double *>cnp.PyArray_DATA(array)
 
 

@@ -99,7 +99,8 @@ cdef cnp.ndarray open_out(object out, Py_ssize_t n, tuple inputs, bint float32_t
     if not cnp.PyArray_Check(out) or not out.dtype.isnative or not (
             out.dtype == np.float64 or (float32_too and out.dtype == np.float32)):
         found = out.dtype if cnp.PyArray_Check(out) else type(out).__name__
-        raise ValueError(f"out must be an array of float64{' or float32' if float32_too else ''}, not {found}")
+        wanted = "float64 or float32" if float32_too else "float64"
+        raise ValueError(f"out must be an array of {wanted}, not {found}")
     array = <cnp.ndarray>out
     if cnp.PyArray_NDIM(array) != 1 or cnp.PyArray_DIM(array, 0) != n:
         raise ValueError(f"out must have shape ({n},), not {out.shape}")

@@ -28,6 +28,10 @@ cdef class SparseDistributionBase:
 # vocabulary, probabilities as they are to be.
 cdef SparseDistributionBase adopt(object token_ids, object probs, int64_t vocab_size)
 
+# The same distribution as a fresh dense array; with its ids ascending (itself if they do).
+cdef cnp.ndarray dense_array(SparseDistributionBase distribution)
+cdef SparseDistributionBase ascending_copy(SparseDistributionBase distribution)
+
 # Divides finite, non-negative weights by their compensated sum; returns it, 0.0 where there is no mass.
 cdef double normalise(double *weights, Py_ssize_t count) noexcept nogil
 

@@ -191,7 +191,10 @@ cdef class SparseDistributionBase:
         if not normalise(out, count) > 0.0:
             raise non_finite_logits_type(
                 "no probability is positive and finite",
-                nan_count=int(np.isnan(probs).sum()), inf_count=int(np.isinf(probs).sum()), vocab_size=vocab_size)
+                nan_count=int(np.isnan(probs).sum()),
+                inf_count=int(np.isinf(probs).sum()),
+                vocab_size=vocab_size,
+            )
         self.attach(ids, weights, size, ascending)
 
     cdef void attach(self, cnp.ndarray ids, cnp.ndarray weights, int64_t vocab_size, bint ascending):
@@ -243,9 +246,7 @@ cdef class SparseDistributionBase:
 
     def to_dense(self):
         """The same distribution as a fresh float64 array of `vocab_size` entries."""
-        dense = np.zeros(self.vocab_size)
-        dense[self.token_ids] = self.probs
-        return dense
+        return dense_array(self)
 
     def __eq__(self, other):
         if not isinstance(other, SparseDistributionBase):
@@ -254,7 +255,25 @@ cdef class SparseDistributionBase:
                 and np.array_equal(self.probs, other.probs))
 
     def __reduce__(self):
-        return restore, (type(self), self.token_ids, self.probs, self.vocab_size), getattr(self, "__dict__", None)
+        stored = (type(self), self.token_ids, self.probs, self.vocab_size)
+        return restore, stored, getattr(self, "__dict__", None)
+
+
+cdef cnp.ndarray dense_array(SparseDistributionBase distribution):
+    cdef cnp.npy_intp shape = distribution.vocab_size
+    cdef cnp.ndarray dense = cnp.PyArray_ZEROS(1, &shape, cnp.NPY_DOUBLE, 0)
+    cdef double *out = <double *>cnp.PyArray_DATA(dense)
+    cdef Py_ssize_t i
+    for i in range(distribution.count):
+        out[distribution.ids[i]] = distribution.weights[i]
+    return dense
+
+
+cdef SparseDistributionBase ascending_copy(SparseDistributionBase distribution):
+    if distribution.ascending:
+        return distribution
+    order = np.argsort(distribution.token_ids, kind="stable")
+    return adopt(distribution.token_ids[order], distribution.probs[order], distribution.vocab_size)
 
 
 def restore(cls, token_ids, probs, vocab_size):

@@ -42,8 +42,9 @@ cdef selection_status best_values(const Row *row, Py_ssize_t k, Candidates *best
 # How many of the ranked candidates top_p keeps, by sequential sums.
 cdef Py_ssize_t nucleus_size(const Candidate *items, Py_ssize_t count, double top_p) noexcept nogil
 
-# The cut of top_p (>= 1: off) and top_k (0: off) through n probabilities.
-cdef selection_status find_cut(const double *p, Py_ssize_t n, double top_p, Py_ssize_t k, Cut *cut) noexcept nogil
+# The cut of top_p (>= 1: off) and top_k (0: off) through n probabilities; `room` holds n numbers.
+cdef selection_status find_cut(const double *p, Py_ssize_t n, double top_p, Py_ssize_t k, double *room,
+                               Cut *cut) noexcept nogil
 
 # out = the kept entries divided by their sum; in place allowed.
 cdef void keep_into(const double *p, Py_ssize_t n, const Cut *cut, double *out) noexcept nogil

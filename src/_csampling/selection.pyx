@@ -53,7 +53,7 @@ cdef double LOG2_E = 1.4426950408889634
 cdef double OVERFLOW_SCALE = 2.0 ** -64
 
 
-# ---- ranking -----------------------------------------------------------------------------------------
+# ---- ranking -------------------------------------------------------------------------------------
 
 
 cdef inline bint outranks(const Candidate *a, const Candidate *b) noexcept nogil:
@@ -155,7 +155,7 @@ cdef Py_ssize_t nucleus_size(const Candidate *items, Py_ssize_t count, double to
     return count
 
 
-# ---- few ranks of given probabilities ------------------------------------------------------------------
+# ---- few ranks of given probabilities ------------------------------------------------------------
 
 
 cdef selection_status best_probabilities(const Row *row, Py_ssize_t k, Candidates *best) noexcept nogil:
@@ -248,7 +248,7 @@ cdef inline bint any_at_least(const double *maxima, double bound) noexcept nogil
     return found
 
 
-# ---- few ranks of logits ---------------------------------------------------------------------------------
+# ---- few ranks of logits -------------------------------------------------------------------------
 
 
 cdef void weigh(Candidate *items, Py_ssize_t count, const scaling *s) noexcept nogil:
@@ -491,7 +491,7 @@ cdef bint uncertain_cut(const Candidates *best, Py_ssize_t kept) noexcept nogil:
     return False
 
 
-# ---- many ranks, or mass alone -----------------------------------------------------------------------------
+# ---- many ranks, or mass alone -------------------------------------------------------------------
 
 
 cdef enum:
@@ -576,15 +576,11 @@ cdef double propose_bound(const double *p, Py_ssize_t n, double top_p, Py_ssize_
     return 0.0
 
 
-cdef selection_status find_cut(const double *p, Py_ssize_t n, double top_p, Py_ssize_t k, Cut *cut) noexcept nogil:
-    cdef double *values = <double *>malloc((n + 8) * sizeof(double))
-    cdef selection_status status
-    if values is NULL:
-        return NO_MEMORY
-    status = cut_above(p, n, top_p, k, propose_bound(p, n, top_p, k), values, cut)
+cdef selection_status find_cut(const double *p, Py_ssize_t n, double top_p, Py_ssize_t k, double *room,
+                               Cut *cut) noexcept nogil:
+    cdef selection_status status = cut_above(p, n, top_p, k, propose_bound(p, n, top_p, k), room, cut)
     if status == TOO_MANY:
-        status = cut_above(p, n, top_p, k, 0.0, values, cut)
-    free(values)
+        status = cut_above(p, n, top_p, k, 0.0, room, cut)
     return status
 
 
@@ -796,7 +792,7 @@ cdef void keep_into(const double *p, Py_ssize_t n, const Cut *cut, double *out) 
     table.keep(p + i, n - i, nextafter(cut.threshold, INFINITY), cut.total, out + i)
 
 
-# ---- sorting ---------------------------------------------------------------------------------------------------
+# ---- sorting -------------------------------------------------------------------------------------
 
 
 cdef void sort_descending(double *values, Py_ssize_t count) noexcept nogil:

@@ -10,7 +10,7 @@ from libc.math cimport INFINITY, isfinite, isinf, isnan
 from libc.stdint cimport int64_t
 from libc.string cimport memset
 
-from mtplx._csampling.arrays cimport F64, Row, doubles, logits_piece, open_out, open_row
+from mtplx._csampling.arrays cimport F64, LONG_ROW, Row, doubles, logits_piece, open_out, open_row
 from mtplx._csampling.dispatch cimport (
     CHUNK,
     SCALE_DIVIDE,
@@ -24,10 +24,6 @@ from mtplx._csampling.dispatch cimport (
 from mtplx._csampling.distributions cimport bad_logits
 
 cnp.import_array()
-
-# Rows longer than this are worked on without the GIL; releasing it costs as much as a short row.
-cdef enum:
-    LONG_ROW = 4096
 
 # Division of these temperatures by Markstein's correction loses nothing (kernels_body.h); the float32
 # exponentials need a narrower range.

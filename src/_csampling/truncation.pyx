@@ -6,7 +6,7 @@ cimport numpy as cnp
 from libc.math cimport INFINITY, isfinite, isnan
 from libc.stdint cimport int64_t
 from libc.stdlib cimport free, malloc
-from libc.string cimport memcpy, memset
+from libc.string cimport memset
 
 from mtplx._csampling.arrays cimport (
     F64,
@@ -18,11 +18,11 @@ from mtplx._csampling.arrays cimport (
     new_ids,
     open_out,
     open_row,
-    probs_piece,
     ranks_kept,
 )
-from mtplx._csampling.dispatch cimport BLOCK, CHUNK, table, twofold
+from mtplx._csampling.dispatch cimport table, twofold
 from mtplx._csampling.distributions cimport adopt, bad_logits, normalise
+from mtplx._csampling.mass cimport OVERFLOW_SCALE, ROW_FINE, ROW_WITHOUT_MASS, weigh_row, widen_into
 from mtplx._csampling.selection cimport (
     BAD_LOGIT,
     BAD_PROBABILITY,
@@ -49,7 +49,6 @@ from mtplx._csampling.softmax cimport LOGITS_BAD, first_at, largest_logit, softm
 cnp.import_array()
 
 cdef double OFF = INFINITY  # top_p that keeps everything
-cdef double OVERFLOW_SCALE = 2.0 ** -64
 
 
 cdef double nucleus_mass(double top_p) except -1.0:
@@ -92,43 +91,19 @@ cdef selection_status scatter(Candidates *best, Py_ssize_t n, double *out) noexc
     return SELECTED
 
 
-cdef selection_status cut_into(const double *p, Py_ssize_t n, double top_p, Py_ssize_t k, double *out) noexcept nogil:
+cdef selection_status cut_into(const double *p, Py_ssize_t n, double top_p, Py_ssize_t k,
+                               double *out) noexcept nogil:
+    """The truncated row; p and out may be the same. The result's own memory is room to work in."""
     cdef Cut cut
-    cdef selection_status status = find_cut(p, n, top_p, k, &cut)
-    if status == SELECTED:
-        keep_into(p, n, &cut, out)
+    cdef selection_status status = NO_MEMORY
+    cdef double *room = <double *>malloc(n * sizeof(double)) if p is out else out
+    if room is not NULL:
+        status = find_cut(p, n, top_p, k, room, &cut)
+        if status == SELECTED:
+            keep_into(p, n, &cut, out)
+    if p is out:
+        free(room)
     return status
-
-
-cdef selection_status weigh_row(const Row *row, twofold *total) noexcept nogil:
-    """Checks a row of probabilities and sums it."""
-    cdef double buffer[CHUNK]
-    cdef double sums[2]  # CHUNK / BLOCK
-    cdef const double *piece
-    cdef double part, moved
-    cdef Py_ssize_t start = 0, length, block
-    total.sum = total.lost = 0.0
-    while start < row.n:
-        length = probs_piece(row, start, CHUNK, buffer, &piece)
-        if table.block_sums(piece, length, sums) or table.max_f64(piece, length) == INFINITY:
-            return BAD_PROBABILITY
-        for block in range((length + BLOCK - 1) // BLOCK):
-            part = total.sum + sums[block]
-            moved = part - total.sum
-            total.lost += (total.sum - (part - moved)) + (sums[block] - moved)
-            total.sum = part
-        start += length
-    return SELECTED if total.sum > 0.0 else NO_MASS
-
-
-cdef void widen_into(const Row *row, double *out) noexcept nogil:
-    cdef double buffer[CHUNK]
-    cdef const double *piece
-    cdef Py_ssize_t start = 0, length
-    while start < row.n:
-        length = probs_piece(row, start, CHUNK, buffer, &piece)
-        memcpy(out + start, piece, length * sizeof(double))
-        start += length
 
 
 cdef selection_status truncate_into(const Row *row, double top_p, Py_ssize_t k, double *out) noexcept nogil:
@@ -138,6 +113,7 @@ cdef selection_status truncate_into(const Row *row, double top_p, Py_ssize_t k, 
     cdef twofold total
     cdef Row widened
     cdef Py_ssize_t i
+    cdef int row_status
     if k and few(k, row.n):
         status = best_probabilities(row, k, &best)
         if status == SELECTED:
@@ -147,9 +123,9 @@ cdef selection_status truncate_into(const Row *row, double top_p, Py_ssize_t k, 
         free(best.items)
         return status
     if row.kind != F64 or (k == 0 and top_p == OFF):
-        status = weigh_row(row, &total)
-        if status != SELECTED:
-            return status
+        row_status = weigh_row(row, &total)
+        if row_status != ROW_FINE:
+            return NO_MASS if row_status == ROW_WITHOUT_MASS else BAD_PROBABILITY
         # The result's own memory holds the widened row.
         widen_into(row, out)
         if k == 0 and top_p == OFF:
@@ -264,7 +240,7 @@ def deterministic_top_k_order(values, top_k):
     cdef Py_ssize_t k, i
     cdef selection_status status = TOO_MANY
     cdef bint ranked
-    owner = open_row(values, "values", &row)
+    _owner = open_row(values, "values", &row)
     k = min(max(operator.index(top_k), 0), row.n)
     if k and few(k, row.n):
         with nogil:
@@ -311,8 +287,11 @@ cdef selection_status whole_row_into(const Row *row, double temperature, double 
     return cut_into(out, row.n, top_p, k, out)
 
 
-def distribution_from_logits(logits, double temperature, double top_p, top_k, out):
-    """`mtplx.sampling.distribution_from_logits` of logits that are penalised already."""
+def distribution_from_logits(logits, double temperature, double top_p, top_k, out, raw_logits):
+    """`mtplx.sampling.distribution_from_logits` of logits that are penalised already.
+
+    `raw_logits` is what the caller gave: `out` must not overlap it either.
+    """
     cdef Row row
     cdef cnp.ndarray result
     cdef double *to
@@ -323,7 +302,7 @@ def distribution_from_logits(logits, double temperature, double top_p, top_k, ou
         raise ValueError("temperature is nan")
     top_p = nucleus_mass(top_p)
     k = ranks_kept(top_k, row.n)
-    result = open_out(out, row.n, (logits, owner))
+    result = open_out(out, row.n, (raw_logits, owner))
     to = doubles(result)
     with nogil:
         status = logits_into(&row, temperature, top_p, k, to)

@@ -148,13 +148,23 @@ def as_top_k(top_k: Any, size: int) -> int:
     return k if 0 < k < size else 0
 
 
+def tree_sum(values: Float64) -> float:
+    """Sum by halves: adding equal numbers loses nothing, where a running sum drifts by several ulp."""
+    with np.errstate(over="ignore"):
+        while values.size > 1:
+            half = values.size // 2
+            rest = values[2 * half :]
+            values = values[:half] + values[half : 2 * half]
+            values[: rest.size] += rest
+    return float(values[0])
+
+
 def normalised(weights: Float64) -> Float64:
     """`weights` divided by their sum; scaled by a power of two first where the sum overflows."""
-    with np.errstate(over="ignore"):
-        total = weights.sum()
+    total = tree_sum(weights)
     if np.isinf(total):
         weights = weights * 2.0**-64
-        total = weights.sum()
+        total = tree_sum(weights)
     return weights / total
 
 
@@ -632,9 +642,7 @@ def as_generator(rng: Any) -> Any:
         return np.random.default_rng()
     for method in ("random", "choice"):
         if not callable(getattr(rng, method, None)):
-            raise TypeError(
-                f"rng must have the methods random and choice; {type(rng).__name__} lacks {method}"
-            )
+            raise TypeError(f"rng must have random and choice methods; {type(rng).__name__} lacks {method}")
     return rng
 
 
@@ -798,7 +806,7 @@ def speculative_output_marginal(target_p: Any, draft_q: Any) -> Float64:
     shared = np.minimum(p, q)
     residual = np.maximum(p - q, 0.0)
     mass = residual.sum()
-    return shared + (1.0 - shared.sum()) * (residual / mass if mass > 0.0 else p)
+    return np.asarray(shared + (1.0 - shared.sum()) * (residual / mass if mass > 0.0 else p))
 
 
 def total_variation(p: Any, q: Any) -> float:

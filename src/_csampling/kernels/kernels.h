@@ -91,10 +91,10 @@ typedef struct kernels {
     int (*block_sums)(const double *p, size_t n, double *sums);
     /* One sum of (p - q)+ per BLOCK, NaN counted as 0. */
     void (*block_sums_residual)(const double *p, const double *q, size_t n, double *sums);
-    /* out = (p - q)+ / divisor, NaN and inf counted as 0. */
-    void (*residual)(const double *p, const double *q, size_t n, double divisor, double *out);
-    /* Elements >= bound, packed in order into values (room for 8 more); *bad is set nonzero if an
-     * element is negative or NaN. Returns how many. */
+    /* out = (p - q)+, NaN and inf counted as 0, and the same sums. */
+    void (*residual)(const double *p, const double *q, size_t n, double *out, double *sums);
+    /* Elements >= bound, packed in order into values (room for n); *bad is set nonzero if an element is
+     * negative or NaN. Returns how many. */
     size_t (*split)(const double *p, size_t n, double bound, double *values, int *bad);
     /* Adds element v to bucket (bits of v >> shift) - first of one of the two tables, for bits within
      * [low, high); others are passed over. */
@@ -106,11 +106,10 @@ typedef struct kernels {
     void (*keep)(const double *p, size_t n, double threshold, double divisor, double *out);
 
     /* ---- laws ---- */
-    /* Sum of min(p/p_total, q/q_total), added to *total. */
-    void (*overlap)(const double *p, const double *q, size_t n, double p_total, double q_total, twofold *total);
-    /* out = min(p', q') + rate * (p' - q')+, p' and q' divided by their totals. */
-    void (*marginal)(const double *p, const double *q, size_t n, double p_total, double q_total, double rate,
-                     double *out);
+    /* Sum of min(p, q), added to *total. */
+    void (*overlap)(const double *p, const double *q, size_t n, twofold *total);
+    /* out = min(p, q) + rate * (p - q)+. */
+    void (*marginal)(const double *p, const double *q, size_t n, double rate, double *out);
     /* Sum of v log v for v = p * scale > 0, added to *total. */
     void (*sum_p_log_p)(const double *p, size_t n, double scale, twofold *total);
 } kernels;
