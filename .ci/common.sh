@@ -1,6 +1,7 @@
 # Shared by the scripts of this folder, which source it first: strict mode, the repository as the
 # current folder, a scratch folder that is removed at the end.
 set -euo pipefail
+started_in=$PWD
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # What a shell on this machine may carry around must not change what is built or tested.
 unset PYTHONPATH PYTHONHOME PYTHONSTARTUP VIRTUAL_ENV MTPLX_ISA CC CFLAGS LDFLAGS CMAKE_ARGS SKBUILD_CMAKE_ARGS
@@ -24,15 +25,23 @@ quietly() {
     "$@" >"$scratch/log" 2>&1 || { cat "$scratch/log" >&2; fail "$1 failed"; }
 }
 
-# Ends the script, successfully, when one of the tools is not on this machine.
+# Ends the script, successfully, for a reason.
+skip() {
+    printf '%s: skipped: %s\n' "${0##*/}" "$*"
+    exit 0
+}
+
 need() {
     local tool
     for tool in "$@"; do
-        if ! command -v "$tool" >/dev/null; then
-            printf '%s: skipped: %s is absent\n' "${0##*/}" "$tool"
-            exit 0
-        fi
+        command -v "$tool" >/dev/null || skip "$tool is absent"
     done
+}
+
+# The full name of an interpreter that was named on the command line; not resolved, for a virtual
+# environment is found by its link.
+interpreter() {
+    (cd "$started_in" && found=$(command -v "$1") && realpath --no-symlinks "$found") || fail "there is no '$1'"
 }
 
 # What a clone would hold, with the edits that are not committed yet: nothing else that lies about
