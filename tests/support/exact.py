@@ -4,7 +4,9 @@ Slow and literal on purpose: rational numbers, Python's own sort, no NumPy arith
 """
 
 import math
+from bisect import bisect_left
 from fractions import Fraction
+from itertools import accumulate
 
 import mpmath
 
@@ -14,18 +16,21 @@ def ranking(values):
     return sorted(range(len(values)), key=lambda i: (-Fraction(float(values[i])), i))
 
 
-def kept(probs, top_p=1.0, top_k=0):
-    """Kept ids, ascending; the mass ranked before a token is summed without any rounding."""
-    limit = top_k if top_k and 0 < top_k < len(probs) else len(probs)
-    nucleus = 0.0 < top_p < 1.0
-    before = Fraction(0)
-    survivors = []
-    for rank, token in enumerate(ranking(probs)):
-        if rank >= limit or (nucleus and rank and before >= Fraction(top_p)):
-            break
-        survivors.append(token)
-        before += Fraction(float(probs[token]))
-    return sorted(survivors)
+class Nucleus:
+    """Kept sets of one row; the mass ranked before a token is summed without any rounding."""
+
+    def __init__(self, probs):
+        self.order = ranking(probs)
+        self.before = list(accumulate((Fraction(float(probs[i])) for i in self.order), initial=Fraction(0)))
+
+    def kept(self, top_p=1.0, top_k=0):
+        """Kept ids, ascending."""
+        count = len(self.order)
+        if 0.0 < top_p < 1.0:
+            count = max(bisect_left(self.before, Fraction(float(top_p)), hi=count), 1)
+        if top_k and 0 < top_k < len(self.order):
+            count = min(count, top_k)
+        return sorted(self.order[:count])
 
 
 def kept_sequentially(probs, top_p=1.0, top_k=0):
