@@ -310,9 +310,7 @@ def test_residual_of_sparse_pairs_is_that_of_their_dense_rows(face, n):
 
 
 WEIGHTS = st.lists(
-    st.tuples(
-        st.floats(0, 1) | st.sampled_from([0.0, 0.25]), st.floats(0, 1) | st.sampled_from([0.0, 0.25])
-    ),
+    st.tuples(st.floats(0, 1) | st.sampled_from([0.0, 0.25]), st.floats(0, 1) | st.sampled_from([0.0, 0.25])),
     min_size=1,
     max_size=50,
 )

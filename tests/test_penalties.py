@@ -73,12 +73,13 @@ def test_bounds_of_the_penalties(face):
 )
 @pytest.mark.parametrize(
     "logits",
-    [[1.0, 2.0], np.array([1.0, 2.0]), np.array([1, 2], dtype=np.int32), rows.ArrayOnly(np.ones(2)), object()],
+    [[1.0, 2.0], np.array([1.0, 2.0]), np.array([1, 2]), rows.ArrayOnly(np.ones(2)), object()],
     ids=lambda value: type(value).__name__,
 )
 def test_nothing_to_do_returns_the_very_object(face, logits, counts, presence, frequency, overlay):
     assert face.apply_penalties(logits, counts, presence, frequency, overlay) is logits
-    assert face.apply_penalties(logits, counts, presence_penalty=presence, frequency_penalty=frequency) is logits
+    named = {"presence_penalty": presence, "frequency_penalty": frequency}
+    assert face.apply_penalties(logits, counts, **named) is logits
 
 
 def test_defaults_do_nothing(face):
@@ -124,7 +125,8 @@ def test_mappings_and_integers_of_every_kind(face, kind, integer):
 
 
 def test_numbers_of_every_kind(face):
-    got = face.apply_penalties([3.0, 1.0], {0: 2.0, 1: np.float32(1)}, np.float16(0.5), Fraction(1, 4), {0: 1})
+    counts = {0: 2.0, 1: np.float32(1)}
+    got = face.apply_penalties([3.0, 1.0], counts, np.float16(0.5), Fraction(1, 4), {0: 1})
     assert got.tolist() == [1.0, 0.25]
 
 
