@@ -16,6 +16,7 @@ cdef extern from "kernels.h" nogil:
     ctypedef struct scaling:
         double temperature
         double reciprocal
+        double largest
         double top
         int rule
     ctypedef struct streamed:
@@ -26,6 +27,7 @@ cdef extern from "kernels.h" nogil:
         int64_t count
     ctypedef struct kernels:
         const char *isa
+        bint fused
         void (*widen_f16)(const uint16_t *x, float *out, size_t n) noexcept nogil
         void (*widen_bf16)(const uint16_t *x, float *out, size_t n) noexcept nogil
         void (*widen_f32)(const float *x, double *out, size_t n) noexcept nogil
@@ -62,10 +64,8 @@ cdef extern from "kernels.h" nogil:
                 bucket *even, bucket *odd) noexcept nogil
         void (*sum_at_least)(const double *values, size_t n, double threshold, twofold *total) noexcept nogil
         void (*keep)(const double *p, size_t n, double threshold, double divisor, double *out) noexcept nogil
-        void (*overlap)(const double *p, const double *q, size_t n, double p_total, double q_total,
-                twofold *total) noexcept nogil
-        void (*marginal)(const double *p, const double *q, size_t n, double p_total, double q_total,
-                double rate, double *out) noexcept nogil
+        void (*overlap)(const double *p, const double *q, size_t n, twofold *total) noexcept nogil
+        void (*marginal)(const double *p, const double *q, size_t n, double rate, double *out) noexcept nogil
         void (*sum_p_log_p)(const double *p, size_t n, double scale, twofold *total) noexcept nogil
     const kernels *select_kernels(const char *isa) noexcept
     const char *built_kernels(int i) noexcept

@@ -24,9 +24,16 @@ cdef class SparseDistributionBase:
     cdef double lookup(self, int64_t token_id) noexcept nogil
 
 
-# A new SparseDistribution from arrays that the caller made and gives away; ids distinct and within
-# the vocabulary, weights finite, non-negative and with positive mass. Normalises in place.
-cdef SparseDistributionBase adopt(object token_ids, object weights, int64_t vocab_size)
+# A new SparseDistribution from arrays that the caller made and gives away: ids distinct and within the
+# vocabulary, probabilities as they are to be.
+cdef SparseDistributionBase adopt(object token_ids, object probs, int64_t vocab_size)
+
+# The same distribution as a fresh dense array; with its ids ascending (itself if they do).
+cdef cnp.ndarray dense_array(SparseDistributionBase distribution)
+cdef SparseDistributionBase ascending_copy(SparseDistributionBase distribution)
+
+# Divides finite, non-negative weights by their compensated sum; returns it, 0.0 where there is no mass.
+cdef double normalise(double *weights, Py_ssize_t count) noexcept nogil
 
 # The error to raise for a row of logits that gives no distribution.
 cdef object bad_logits(object logits, str where)

@@ -243,9 +243,7 @@ cdef class SparseDistributionBase:
 
     def to_dense(self):
         """The same distribution as a fresh float64 array of `vocab_size` entries."""
-        dense = np.zeros(self.vocab_size)
-        dense[self.token_ids] = self.probs
-        return dense
+        return dense_array(self)
 
     def __eq__(self, other):
         if not isinstance(other, SparseDistributionBase):
@@ -257,6 +255,23 @@ cdef class SparseDistributionBase:
         return restore, (type(self), self.token_ids, self.probs, self.vocab_size), getattr(self, "__dict__", None)
 
 
+cdef cnp.ndarray dense_array(SparseDistributionBase distribution):
+    cdef cnp.npy_intp shape = distribution.vocab_size
+    cdef cnp.ndarray dense = cnp.PyArray_ZEROS(1, &shape, cnp.NPY_DOUBLE, 0)
+    cdef double *out = <double *>cnp.PyArray_DATA(dense)
+    cdef Py_ssize_t i
+    for i in range(distribution.count):
+        out[distribution.ids[i]] = distribution.weights[i]
+    return dense
+
+
+cdef SparseDistributionBase ascending_copy(SparseDistributionBase distribution):
+    if distribution.ascending:
+        return distribution
+    order = np.argsort(distribution.token_ids, kind="stable")
+    return adopt(distribution.token_ids[order], distribution.probs[order], distribution.vocab_size)
+
+
 def restore(cls, token_ids, probs, vocab_size):
     """Rebuild a pickled or copied distribution from its stored bits; nothing is normalised again."""
     cdef SparseDistributionBase made = cls.__new__(cls)
@@ -265,13 +280,12 @@ def restore(cls, token_ids, probs, vocab_size):
     return made
 
 
-cdef SparseDistributionBase adopt(object token_ids, object weights, int64_t vocab_size):
+cdef SparseDistributionBase adopt(object token_ids, object probs, int64_t vocab_size):
     cdef SparseDistributionBase made = sparse_type.__new__(sparse_type)
     cdef const int64_t *ids = <const int64_t *>cnp.PyArray_DATA(<cnp.ndarray>token_ids)
     cdef Py_ssize_t i, count = cnp.PyArray_DIM(<cnp.ndarray>token_ids, 0)
     cdef bint ascending = True
     for i in range(count - 1):
         ascending &= ids[i] < ids[i + 1]
-    normalise(<double *>cnp.PyArray_DATA(<cnp.ndarray>weights), count)
-    made.attach(token_ids, weights, vocab_size, ascending)
+    made.attach(token_ids, probs, vocab_size, ascending)
     return made

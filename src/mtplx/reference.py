@@ -148,13 +148,23 @@ def as_top_k(top_k: Any, size: int) -> int:
     return k if 0 < k < size else 0
 
 
+def tree_sum(values: Float64) -> float:
+    """Sum by halves: adding equal numbers loses nothing, where a running sum drifts by several ulp."""
+    with np.errstate(over="ignore"):
+        while values.size > 1:
+            half = values.size // 2
+            rest = values[2 * half :]
+            values = values[:half] + values[half : 2 * half]
+            values[: rest.size] += rest
+    return float(values[0])
+
+
 def normalised(weights: Float64) -> Float64:
     """`weights` divided by their sum; scaled by a power of two first where the sum overflows."""
-    with np.errstate(over="ignore"):
-        total = weights.sum()
+    total = tree_sum(weights)
     if np.isinf(total):
         weights = weights * 2.0**-64
-        total = weights.sum()
+        total = tree_sum(weights)
     return weights / total
 
 

@@ -48,13 +48,23 @@ INLINE void exp_scaled_f64(const f64v *x, f64v *y, int64_t raise)
 }
 
 /* x = exp(x) for any x <= 708, subnormal results, -inf and NaN included. Where the result is normal
- * it has the bits of exp_scaled_f64(x, y, 0): multiplying by a power of two is exact there. */
+ * it has the bits of exp_scaled_f64(x, y, 0).
+ *
+ * A subnormal result is never the result of an arithmetic instruction, which would cost a microcode
+ * assist on many CPUs: with y = exp(x) * 2^128, adding 2^-894 rounds y to a multiple of 2^-946, and the
+ * difference of the bit patterns counts how many, which is the bit pattern of exp(x). */
 INLINE void exp_any_f64(f64v *x)
 {
     f64v y[LOCKSTEP];
     IN_LOCKSTEP y[j] = at_least_f64(-746.0, x[j]); /* exp(-746) rounds to 0 */
     exp_scaled_f64(y, y, 128);
-    IN_LOCKSTEP x[j] = select_f64(x[j] == x[j], y[j] * all_f64(0x1p-128), x[j]);
+    IN_LOCKSTEP
+    {
+        const f64v normal = (f64v)((i64v)y[j] - ((int64_t)128 << 52));
+        const f64v small = (f64v)((i64v)(y[j] + all_f64(0x1p-894)) - (i64v)all_f64(0x1p-894));
+        y[j] = select_f64(y[j] >= all_f64(0x1p-894), normal, small);
+        x[j] = select_f64(x[j] == x[j], y[j], x[j]);
+    }
 }
 
 /* 2^f on |f| <= 1/2 */

@@ -31,6 +31,7 @@ enum { SCALE_NONE, SCALE_RECIPROCAL, SCALE_DIVIDE, SCALE_SHIFT };
 typedef struct scaling {
     double temperature; /* T > 0, finite */
     double reciprocal;  /* 1/T */
+    double largest;     /* max x */
     double top;         /* SCALE_SHIFT: max x; else max x/T as `scaled` gives it */
     int rule;           /* NONE: x - top (T = 1); RECIPROCAL, DIVIDE: x/T - top; SHIFT: (x - top)/T */
 } scaling;
@@ -48,6 +49,7 @@ typedef struct bucket {
 
 typedef struct kernels {
     const char *isa;
+    int fused; /* has a fused multiply-add; exp_narrow is accurate only then */
 
     /* ---- conversion ---- */
     void (*widen_f16)(const uint16_t *x, float *out, size_t n);
@@ -55,7 +57,7 @@ typedef struct kernels {
     void (*widen_f32)(const float *x, double *out, size_t n);
 
     /* ---- logits ---- */
-    /* Largest element, NaN passed over; -inf when there is none. */
+    /* Largest element; NaN if there is one, -inf when there is none. */
     double (*max_f32)(const float *x, size_t n);
     double (*max_f64)(const double *x, size_t n);
     /* x/T as the exponentials below see it. */
@@ -66,7 +68,8 @@ typedef struct kernels {
     /* The same total, bit for bit, without storing. */
     void (*exp_sum_f32)(const float *x, size_t n, const scaling *s, twofold *total);
     void (*exp_sum_f64)(const double *x, size_t n, const scaling *s, twofold *total);
-    /* out = exp(z) within 2 float32 ulp, for |top| < 2^20; the total is summed in float64. */
+    /* out = exp(z) within 2 float32 ulp, for |top| < 2^20 and T within 2^-60..2^60; the total is summed
+     * in float64. */
     void (*exp_narrow)(const float *x, size_t n, const scaling *s, float *out, twofold *total);
     /* SIDE_BY_SIDE maxima per CHUNK; nonzero if a NaN was met. */
     int (*block_maxima_f32)(const float *x, size_t n, double *maxima);
@@ -90,8 +93,8 @@ typedef struct kernels {
     void (*block_sums_residual)(const double *p, const double *q, size_t n, double *sums);
     /* out = (p - q)+ / divisor, NaN and inf counted as 0. */
     void (*residual)(const double *p, const double *q, size_t n, double divisor, double *out);
-    /* Elements >= bound, packed in order into values (room for 8 more); *bad is set nonzero if an
-     * element is negative or NaN. Returns how many. */
+    /* Elements >= bound, packed in order into values (room for n); *bad is set nonzero if an element is
+     * negative or NaN. Returns how many. */
     size_t (*split)(const double *p, size_t n, double bound, double *values, int *bad);
     /* Adds element v to bucket (bits of v >> shift) - first of one of the two tables, for bits within
      * [low, high); others are passed over. */
@@ -103,11 +106,10 @@ typedef struct kernels {
     void (*keep)(const double *p, size_t n, double threshold, double divisor, double *out);
 
     /* ---- laws ---- */
-    /* Sum of min(p/p_total, q/q_total), added to *total. */
-    void (*overlap)(const double *p, const double *q, size_t n, double p_total, double q_total, twofold *total);
-    /* out = min(p', q') + rate * (p' - q')+, p' and q' divided by their totals. */
-    void (*marginal)(const double *p, const double *q, size_t n, double p_total, double q_total, double rate,
-                     double *out);
+    /* Sum of min(p, q), added to *total. */
+    void (*overlap)(const double *p, const double *q, size_t n, twofold *total);
+    /* out = min(p, q) + rate * (p - q)+. */
+    void (*marginal)(const double *p, const double *q, size_t n, double rate, double *out);
     /* Sum of v log v for v = p * scale > 0, added to *total. */
     void (*sum_p_log_p)(const double *p, size_t n, double scale, twofold *total);
 } kernels;

@@ -100,11 +100,17 @@ INLINE f64v load_f32_as_f64(const float *x)
     return __builtin_convertvector(v, f64v);
 }
 
-/* F64_LANES doubles, rounded to floats. */
-INLINE void store_f64_as_f32(float *x, f64v v)
+/* Two vectors of doubles, rounded to one of floats. */
+INLINE f32v narrow_f64(f64v low, f64v high)
 {
-    const f32h narrow = __builtin_convertvector(v, f32h);
-    memcpy(x, &narrow, sizeof narrow);
+    const f32h l = __builtin_convertvector(low, f32h), h = __builtin_convertvector(high, f32h);
+#if F64_LANES == 8
+    return __builtin_shufflevector(l, h, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+#elif F64_LANES == 4
+    return __builtin_shufflevector(l, h, 0, 1, 2, 3, 4, 5, 6, 7);
+#else
+    return __builtin_shufflevector(l, h, 0, 1, 2, 3);
+#endif
 }
 
 /* ---- what the vector extensions lack ------------------------------------------------------------ */
@@ -208,7 +214,7 @@ INLINE i64v either_nan_f64(f64v a, f64v b)
 #endif
 }
 
-/* Store the lanes of v whose bit is set, packed; writes a whole vector, so `to` needs room for one.
+/* Stores the lanes of v whose bit is set, packed; writes a whole vector, so `to` needs room for one.
  * Returns how many were set. */
 INLINE size_t compress_f64(double *to, f64v v, unsigned bits)
 {

@@ -1,0 +1,133 @@
+"""The way in and the way out: array_likes as rows of memory, and arrays for results.
+
+Design: the common case (a one-dimensional, contiguous, native float array) is recognised by hand in
+some 20 ns; a typed memoryview parameter would cost ten times that. Everything else takes the slow
+way through NumPy, which keeps float16, bfloat16, float32 and float64 in their type: a strided or
+byte-swapped row is copied in its own type, never to float64.
+"""
+
+import operator
+
+import numpy as np
+
+cimport numpy as cnp
+from libc.stdint cimport int64_t
+
+cnp.import_array()
+
+cdef extern from "numpy/arrayobject.h":
+    enum:
+        NPY_HALF
+
+cdef extern from "Python.h":
+    long long PyLong_AsLongLongAndOverflow(object value, int *overflow) except? -1
+    bint PyLong_CheckExact(object value)
+
+
+cdef object as_array(object values, str name):
+    if not hasattr(values, "__array__") and hasattr(values, "__dlpack__"):
+        try:
+            values = np.from_dlpack(values)
+        except (BufferError, RuntimeError) as error:
+            raise TypeError(f"{name} cannot be read as a CPU array: {error}") from error
+    array = np.asarray(values)
+    kind = array.dtype.kind
+    if kind == "f" or kind in "biu":
+        return array
+    if kind == "O":
+        for value in array.flat:
+            if not isinstance(value, (int, float, np.number)) and not hasattr(value, "__float__"):
+                raise TypeError(f"{name} must hold real numbers, not objects")
+        return array.astype(np.float64)
+    if kind == "V" and array.dtype.names is None and array.dtype.type is not np.void:
+        return array  # a number type of another package, such as bfloat16
+    raise TypeError(f"{name} must hold real numbers, not {array.dtype}")
+
+
+cdef object as_row(object values, str name):
+    """A one-dimensional, contiguous, aligned, native array of one of the four types."""
+    array = as_array(values, name)
+    if array.ndim != 1 or array.size == 0:
+        raise ValueError(f"{name} must be one-dimensional and not empty, not of shape {array.shape}")
+    if array.dtype.char in "efd":
+        return np.require(array, array.dtype.newbyteorder("="), ["C", "A"])
+    if array.dtype.name == "bfloat16":
+        return np.require(array, None, ["C", "A"])
+    with np.errstate(all="ignore"):
+        return np.ascontiguousarray(array, dtype=np.float64)
+
+
+cdef object open_row(object values, str name, Row *row):
+    cdef cnp.ndarray array
+    cdef int typenum
+    if not (cnp.PyArray_CheckExact(values) and cnp.PyArray_NDIM(<cnp.ndarray>values) == 1
+            and cnp.PyArray_ISCARRAY_RO(<cnp.ndarray>values)
+            and cnp.PyArray_TYPE(<cnp.ndarray>values) in (cnp.NPY_DOUBLE, cnp.NPY_FLOAT, NPY_HALF)
+            and cnp.PyArray_DIM(<cnp.ndarray>values, 0) > 0):
+        values = as_row(values, name)
+    array = <cnp.ndarray>values
+    typenum = cnp.PyArray_TYPE(array)
+    row.kind = F64 if typenum == cnp.NPY_DOUBLE else F32 if typenum == cnp.NPY_FLOAT else (
+        F16 if typenum == NPY_HALF else BF16)
+    row.data = <const char *>cnp.PyArray_DATA(array)
+    row.n = cnp.PyArray_DIM(array, 0)
+    return array
+
+
+cdef object bad_probabilities(object row, str name):
+    values = np.asarray(row).astype(np.float64)
+    wrong = np.flatnonzero(~((values >= 0.0) & (values < np.inf)))
+    if wrong.size:
+        return ValueError(f"{name} must be finite and not negative: entry {wrong[0]} is {values[wrong[0]]}")
+    return ValueError(f"{name} has no positive mass")
+
+
+cdef cnp.ndarray new_doubles(Py_ssize_t n):
+    cdef cnp.npy_intp shape = n
+    return cnp.PyArray_EMPTY(1, &shape, cnp.NPY_DOUBLE, 0)
+
+
+cdef cnp.ndarray new_ids(Py_ssize_t n):
+    cdef cnp.npy_intp shape = n
+    return cnp.PyArray_EMPTY(1, &shape, cnp.NPY_INT64, 0)
+
+
+cdef cnp.ndarray open_out(object out, Py_ssize_t n, tuple inputs, bint float32_too=False):
+    cdef cnp.ndarray array
+    if out is None:
+        return new_doubles(n)
+    if not cnp.PyArray_Check(out) or not out.dtype.isnative or not (
+            out.dtype == np.float64 or (float32_too and out.dtype == np.float32)):
+        found = out.dtype if cnp.PyArray_Check(out) else type(out).__name__
+        raise ValueError(f"out must be an array of float64{' or float32' if float32_too else ''}, not {found}")
+    array = <cnp.ndarray>out
+    if cnp.PyArray_NDIM(array) != 1 or cnp.PyArray_DIM(array, 0) != n:
+        raise ValueError(f"out must have shape ({n},), not {out.shape}")
+    if not cnp.PyArray_ISCARRAY(array):
+        raise ValueError("out must be C-contiguous, aligned and writable")
+    for values in inputs:
+        if cnp.PyArray_Check(values) and np.shares_memory(out, values):
+            raise ValueError("out overlaps an input")
+    return array
+
+
+cdef int64_t id_within(object token_id, Py_ssize_t n) except -1:
+    cdef int overflow = 0
+    cdef long long token
+    if not PyLong_CheckExact(token_id):
+        token_id = operator.index(token_id)
+    token = PyLong_AsLongLongAndOverflow(token_id, &overflow)
+    if overflow or not 0 <= token < n:
+        raise IndexError(f"token id {token_id} is outside [0, {n})")
+    return token
+
+
+cdef Py_ssize_t ranks_kept(object top_k, Py_ssize_t n) except -1:
+    cdef int overflow = 0
+    cdef long long k
+    if top_k is None:
+        return 0
+    if not PyLong_CheckExact(top_k):
+        top_k = operator.index(top_k)
+    k = PyLong_AsLongLongAndOverflow(top_k, &overflow)
+    return k if not overflow and 0 < k < n else 0

@@ -1,0 +1,48 @@
+from libc.stdint cimport int64_t
+
+cimport numpy as cnp
+
+from mtplx._csampling.arrays cimport Row
+from mtplx._csampling.distributions cimport SparseDistributionBase
+
+cdef extern from "numpy/random/bitgen.h" nogil:
+    ctypedef struct bitgen_t:
+        void *state
+        double (*next_double)(void *state) noexcept nogil
+
+# What a draw is from: a row, or the differences (p - q)+ of two rows.
+cdef struct Weights:
+    const Row *p
+    const Row *q          # NULL: p itself
+    bint positive_part    # count entries of p that are negative or not finite as 0
+    double scale          # 1, or what keeps the sum from overflowing
+    double total
+    double *sums          # one per BLOCK
+
+# A generator to draw from: None becomes a fresh one, what cannot draw is refused.
+cdef object open_rng(object rng)
+
+# Whether numbers may be taken through the bit generator itself.
+cdef bint is_plain(object rng)
+cdef bitgen_t *bitgen_of(object bit_generator) except NULL
+
+cdef inline double uniform(bitgen_t *bits) noexcept nogil:
+    return bits.next_double(bits.state)
+
+# Room for the sums of n elements.
+cdef double *new_sums(Py_ssize_t n) noexcept nogil
+
+# Sums up what a draw is from; False if there is no finite positive mass, or an entry that may not be.
+cdef bint weigh(Weights *weights, const Row *p, const Row *q, bint positive_part, double *sums) noexcept nogil
+
+# The first id whose sequential cumulative weight divided by the last one exceeds u.
+cdef Py_ssize_t draw(const Weights *weights, double u) noexcept nogil
+
+# The same over the entries of a sparse distribution, in storage order; returns the place.
+cdef Py_ssize_t draw_place(const double *weights, Py_ssize_t count, double u) noexcept nogil
+
+# A draw through the methods of any other object.
+cdef int64_t draw_by_choice(object rng, object ids, object weights) except? -1
+
+# The differences or entries that a draw is from, as an array.
+cdef cnp.ndarray weights_array(const Weights *weights)

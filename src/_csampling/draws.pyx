@@ -1,0 +1,294 @@
+"""Random numbers, and categorical draws.
+
+Design: a `numpy.random.Generator` is drawn from through its bit generator's C interface, under its lock,
+which gives exactly the stream of its own methods; everything else is called as the Python object it is.
+
+A categorical draw is defined by sequential cumulative sums c_i: the first i with c_i / c_n > u. It is
+found by sums of blocks, of which only one is walked. With all weights >= 0 the sequential c_i is within
+(i - 1) 2^-53 of the exact sum, relatively, and so is each of ours; c_i / c_n rounds once more. So with
+t = u c_n, an entry whose cumulative sum is farther from t than (2n + 16) 2^-53 c_n is on the side it
+seems to be. Where the chosen entry or the one before it is closer, the sums are taken again one by one.
+"""
+
+import numpy as np
+
+cimport numpy as cnp
+from cpython.pycapsule cimport PyCapsule_GetPointer
+from libc.math cimport INFINITY, isfinite
+from libc.stdint cimport int64_t
+from libc.stdlib cimport free, malloc
+
+from mtplx._csampling.arrays cimport (
+    F64,
+    LONG_ROW,
+    Row,
+    bad_probabilities,
+    doubles,
+    new_doubles,
+    open_row,
+    probs_piece,
+)
+from mtplx._csampling.dispatch cimport (
+    BLOCK,
+    CATEGORICAL_DRAW,
+    CHUNK,
+    CORRECTION_DRAW,
+    count_fallback,
+    table,
+)
+from mtplx._csampling.distributions cimport SparseDistributionBase
+from mtplx._csampling.mass cimport OVERFLOW_SCALE
+
+cnp.import_array()
+
+cdef object Generator = np.random.Generator
+cdef double UNIT = 2.0 ** -53
+
+
+cdef bint is_plain(object rng):
+    return type(rng) is Generator
+
+
+cdef object open_rng(object rng):
+    if type(rng) is Generator:
+        return rng
+    if rng is None:
+        return np.random.default_rng()
+    for method in ("random", "choice"):
+        if not callable(getattr(rng, method, None)):
+            raise TypeError(f"rng must have the methods random and choice; {type(rng).__name__} lacks {method}")
+    return rng
+
+
+cdef bitgen_t *bitgen_of(object bit_generator) except NULL:
+    """Valid as long as the caller holds a reference to `bit_generator`."""
+    return <bitgen_t *>PyCapsule_GetPointer(bit_generator.capsule, "BitGenerator")
+
+
+cdef double *new_sums(Py_ssize_t n) noexcept nogil:
+    return <double *>malloc((n + BLOCK - 1) // BLOCK * sizeof(double))
+
+
+# ---- dense ---------------------------------------------------------------------------------------------
+
+
+cdef Py_ssize_t weights_piece(const Weights *weights, Py_ssize_t start, double *buffer, double *other,
+                              const double **piece) noexcept nogil:
+    """The next weights of a row, scaled; at most a CHUNK at a time where they have to be computed."""
+    cdef const double *p
+    cdef const double *q
+    cdef Py_ssize_t i, length
+    if weights.q is NULL and weights.scale == 1.0 and not weights.positive_part:
+        return probs_piece(weights.p, start, weights.p.n, buffer, piece)
+    length = probs_piece(weights.p, start, CHUNK, buffer, &p)
+    if weights.q is NULL:
+        for i in range(length):
+            # One residual against nothing: entries that are negative or not finite count as 0.
+            other[i] = 0.0
+        q = other
+    else:
+        probs_piece(weights.q, start, CHUNK, other, &q)
+    table.residual(p, q, length, 1.0, buffer)
+    if weights.scale != 1.0:
+        for i in range(length):
+            buffer[i] *= weights.scale
+    piece[0] = buffer
+    return length
+
+
+cdef bint weigh(Weights *weights, const Row *p, const Row *q, bint positive_part, double *sums) noexcept nogil:
+    cdef double buffer[CHUNK]
+    cdef double other[CHUNK]
+    cdef const double *piece
+    cdef Py_ssize_t start = 0, length, block, blocks = (p.n + BLOCK - 1) // BLOCK
+    weights.p = p
+    weights.q = q
+    weights.positive_part = positive_part
+    weights.scale = 1.0
+    weights.sums = sums
+    if q is not NULL and p.kind == F64 and q.kind == F64:
+        table.block_sums_residual(<const double *>p.data, <const double *>q.data, p.n, sums)
+        start = p.n
+    while True:
+        while start < p.n:
+            length = weights_piece(weights, start, buffer, other, &piece)
+            if table.block_sums(piece, length, sums + start // BLOCK):
+                return False
+            if q is NULL and not positive_part and table.max_f64(piece, length) == INFINITY:
+                return False
+            start += length
+        weights.total = 0.0
+        for block in range(blocks):
+            weights.total += sums[block]
+        if isfinite(weights.total) or weights.scale != 1.0:
+            return weights.total > 0.0
+        # Weights too large for their sum, or differences that are not finite.
+        weights.scale = OVERFLOW_SCALE
+        start = 0
+
+
+cdef Py_ssize_t draw(const Weights *weights, double u) noexcept nogil:
+    cdef double buffer[CHUNK]
+    cdef double other[CHUNK]
+    cdef const double *piece
+    cdef Py_ssize_t n = weights.p.n, block = 0, last = (n - 1) // BLOCK, i, at, length
+    cdef double target = u * weights.total
+    cdef double tolerance = (2.0 * n + 16.0) * UNIT * weights.total
+    cdef double before = 0.0, cumulative
+    while block < last and before + weights.sums[block] <= target - tolerance:
+        before += weights.sums[block]
+        block += 1
+    # `before` lies below the target for certain (or is 0); walk on from here.
+    at = block * BLOCK
+    cumulative = before
+    while at < n:
+        length = weights_piece(weights, at // CHUNK * CHUNK, buffer, other, &piece)
+        piece += at % CHUNK
+        length -= at % CHUNK
+        for i in range(length):
+            before = cumulative
+            cumulative += piece[i]
+            if cumulative > target:
+                if cumulative - target > tolerance and (before == 0.0 or target - before > tolerance):
+                    return at + i
+                return replay(weights, u)
+        at += length
+    return replay(weights, u)
+
+
+cdef Py_ssize_t replay(const Weights *weights, double u) noexcept nogil:
+    """The draw by its definition."""
+    cdef double buffer[CHUNK]
+    cdef double other[CHUNK]
+    cdef const double *piece
+    cdef Py_ssize_t n = weights.p.n, start = 0, length, i
+    cdef double total = 0.0, cumulative = 0.0
+    count_fallback(CATEGORICAL_DRAW if weights.q is NULL else CORRECTION_DRAW)
+    while start < n:
+        length = weights_piece(weights, start, buffer, other, &piece)
+        for i in range(length):
+            total += piece[i]
+        start += length
+    start = 0
+    while start < n:
+        length = weights_piece(weights, start, buffer, other, &piece)
+        for i in range(length):
+            cumulative += piece[i]
+            if cumulative / total > u:
+                return start + i
+        start += length
+    return n - 1  # not reached: the last cumulative sum is the total, and u < 1
+
+
+cdef cnp.ndarray weights_array(const Weights *weights):
+    cdef double buffer[CHUNK]
+    cdef double other[CHUNK]
+    cdef const double *piece
+    cdef cnp.ndarray array = new_doubles(weights.p.n)
+    cdef double *to = doubles(array)
+    cdef Py_ssize_t start = 0, length, i
+    while start < weights.p.n:
+        length = weights_piece(weights, start, buffer, other, &piece)
+        for i in range(length):
+            to[start + i] = piece[i]
+        start += length
+    return array
+
+
+# ---- sparse, and objects that draw by themselves -----------------------------------------------------------
+
+
+cdef Py_ssize_t draw_place(const double *weights, Py_ssize_t count, double u) noexcept nogil:
+    cdef double total = 0.0, cumulative = 0.0
+    cdef Py_ssize_t i
+    for i in range(count):
+        total += weights[i]
+    for i in range(count):
+        cumulative += weights[i]
+        if cumulative / total > u:
+            return i
+    return count - 1
+
+
+cdef int64_t draw_by_choice(object rng, object ids, object weights) except? -1:
+    return int(rng.choice(ids, p=weights / weights.sum()))
+
+
+def sample_from_distribution(probs, rng=None):
+    """Draw one token.
+
+    One ``rng.random()`` gives u; the token is the first, in storage order, whose sequential
+    cumulative weight divided by the total exceeds u. Weights are taken as given.
+
+    Parameters
+    ----------
+    probs : array_like of float, shape (V,), or SparseDistribution
+        Need not sum to 1.
+    rng : numpy.random.Generator, or any object with ``random()`` and ``choice(ids, p=...)``, optional
+        None: a fresh ``numpy.random.default_rng()``. An object other than a plain `Generator` is
+        drawn from through its ``choice``.
+
+    Returns
+    -------
+    int
+        Never a token of probability 0.
+
+    Raises
+    ------
+    ValueError
+        A probability is negative or not finite, or none is positive.
+    TypeError
+        `rng` has not the two methods.
+
+    Examples
+    --------
+    >>> sample_from_distribution([0.0, 1.0])
+    1
+    """
+    cdef Row row
+    cdef Weights weights
+    cdef SparseDistributionBase sparse
+    cdef bitgen_t *bits
+    cdef Py_ssize_t place
+    cdef double *sums
+    cdef bint usable
+    if isinstance(probs, SparseDistributionBase):
+        sparse = probs
+        rng = open_rng(rng)
+        if not is_plain(rng):
+            return draw_by_choice(rng, sparse.token_ids, sparse.probs)
+        bit_generator = rng.bit_generator
+        bits = bitgen_of(bit_generator)
+        lock = bit_generator.lock
+        lock.acquire()
+        place = draw_place(sparse.weights, sparse.count, uniform(bits))
+        lock.release()
+        return sparse.ids[place]
+    owner = open_row(probs, "probs", &row)
+    sums = new_sums(row.n)
+    if sums is NULL:
+        raise MemoryError
+    try:
+        if row.n > LONG_ROW:
+            with nogil:
+                usable = weigh(&weights, &row, NULL, False, sums)
+        else:
+            usable = weigh(&weights, &row, NULL, False, sums)
+        if not usable:
+            raise bad_probabilities(owner, "probs")
+        rng = open_rng(rng)
+        if not is_plain(rng):
+            return draw_by_choice(rng, np.arange(row.n), weights_array(&weights))
+        bit_generator = rng.bit_generator
+        bits = bitgen_of(bit_generator)
+        lock = bit_generator.lock
+        lock.acquire()
+        if row.n > LONG_ROW:
+            with nogil:
+                place = draw(&weights, uniform(bits))
+        else:
+            place = draw(&weights, uniform(bits))
+        lock.release()
+        return place
+    finally:
+        free(sums)

@@ -1,0 +1,195 @@
+"""Exact laws and distances of one row."""
+
+cimport numpy as cnp
+from libc.math cimport frexp, isfinite, ldexp
+from libc.stdlib cimport free
+
+from mtplx._csampling.acceptance cimport positive_differences
+from mtplx._csampling.arrays cimport F64, Row, bad_probabilities, doubles, new_doubles, open_row
+from mtplx._csampling.dispatch cimport BLOCK, table, twofold
+from mtplx._csampling.distributions cimport SparseDistributionBase, ascending_copy, dense_array
+from mtplx._csampling.draws cimport Weights, new_sums, weigh
+from mtplx._csampling.mass cimport OVERFLOW_SCALE, ROW_FINE, add_twofold, weigh_row, widen_into
+
+cnp.import_array()
+
+
+cdef cnp.ndarray open_law(object distribution, str name, double *total):
+    """A distribution as a contiguous float64 array, checked, with its sum; scaled where that overflows."""
+    cdef Row row
+    cdef twofold sums
+    cdef cnp.ndarray array
+    cdef Py_ssize_t i
+    if isinstance(distribution, SparseDistributionBase):
+        distribution = dense_array(distribution)
+    array = open_row(distribution, name, &row)
+    if weigh_row(&row, &sums) != ROW_FINE:
+        raise bad_probabilities(array, name)
+    if row.kind != F64 or not isfinite(sums.sum):
+        array = new_doubles(row.n)
+        widen_into(&row, doubles(array))
+    if not isfinite(sums.sum):
+        for i in range(row.n):
+            doubles(array)[i] *= OVERFLOW_SCALE
+        row.kind = F64
+        row.data = <const char *>doubles(array)
+        weigh_row(&row, &sums)
+    total[0] = sums.sum + sums.lost
+    return array
+
+
+cdef void normalise_into(cnp.ndarray weights, double total, double *out) noexcept nogil:
+    table.divide_f64(doubles(weights), cnp.PyArray_DIM(weights, 0), total, out)
+
+
+cdef double fold_sums(const double *sums, Py_ssize_t n) noexcept nogil:
+    cdef twofold total
+    cdef Py_ssize_t block
+    total.sum = total.lost = 0.0
+    for block in range((n + BLOCK - 1) // BLOCK):
+        add_twofold(&total, sums[block])
+    return total.sum + total.lost
+
+
+def speculative_output_marginal(target_p, draft_q):
+    """The exact law of the token that one verification emits, the draft being drawn from `draft_q`.
+
+    ``min(p, q) + (1 - sum min(p, q)) * residual``, both inputs normalised first. It equals the
+    target; draws nothing.
+
+    Parameters
+    ----------
+    target_p, draft_q : array_like of float, shape (V,), or SparseDistribution
+
+    Returns
+    -------
+    ndarray of float64, shape (V,)
+
+    Raises
+    ------
+    ValueError
+        A probability is negative or not finite, a row has no mass, lengths differ.
+
+    Examples
+    --------
+    >>> speculative_output_marginal([0.5, 0.5], [1.0, 0.0])
+    array([0.5, 0.5])
+    """
+    cdef double p_total, q_total, mass, shared, rate
+    cdef twofold overlap
+    cdef cnp.ndarray target = open_law(target_p, "target_p", &p_total)
+    cdef cnp.ndarray draft = open_law(draft_q, "draft_q", &q_total)
+    cdef Py_ssize_t n = cnp.PyArray_DIM(target, 0), m = cnp.PyArray_DIM(draft, 0)
+    cdef cnp.ndarray p = new_doubles(n), q = new_doubles(max(n, m)), result = new_doubles(n)
+    cdef double *to = doubles(result)
+    cdef double *sums
+    cdef Py_ssize_t i
+    if n != m:
+        if not (isinstance(target_p, SparseDistributionBase) and isinstance(draft_q, SparseDistributionBase)):
+            raise ValueError(f"target_p has {n} entries, draft_q {m}")
+        # Ids beyond the target's vocabulary carry draft mass that is always rejected.
+        q[:] = 0.0
+    sums = new_sums(n)
+    if sums is NULL:
+        raise MemoryError
+    with nogil:
+        normalise_into(target, p_total, doubles(p))
+        normalise_into(draft, q_total, doubles(q))
+        table.block_sums_residual(doubles(p), doubles(q), n, sums)
+        mass = fold_sums(sums, n)
+        overlap.sum = overlap.lost = 0.0
+        table.overlap(doubles(p), doubles(q), n, &overlap)
+        shared = overlap.sum + overlap.lost
+        rate = (1.0 - shared) / mass if mass > 0.0 else 1.0 - shared
+        if mass > 0.0:
+            table.marginal(doubles(p), doubles(q), n, rate, to)
+        else:
+            # The residual is the target.
+            for i in range(n):
+                to[i] = doubles(p)[i] + rate * doubles(p)[i]
+    free(sums)
+    return result
+
+
+def total_variation(p, q):
+    """``sum (p - q)+``: the distance in total variation of two distributions.
+
+    Parameters
+    ----------
+    p, q : array_like of float, shape (V,), or SparseDistribution
+
+    Returns
+    -------
+    float
+
+    Raises
+    ------
+    ValueError
+        A probability is negative or not finite, a row has no mass, lengths differ.
+
+    Examples
+    --------
+    >>> total_variation([0.5, 0.5], [1.0, 0.0])
+    0.5
+    """
+    cdef double ignored, distance
+    cdef cnp.ndarray left, right
+    cdef double *sums
+    cdef Py_ssize_t n
+    if isinstance(p, SparseDistributionBase) and isinstance(q, SparseDistributionBase):
+        positive_differences(ascending_copy(p), ascending_copy(q), &distance)
+        return distance
+    left = open_law(p, "p", &ignored)
+    right = open_law(q, "q", &ignored)
+    n = cnp.PyArray_DIM(left, 0)
+    if n != cnp.PyArray_DIM(right, 0):
+        raise ValueError(f"p has {n} entries, q {len(right)}")
+    sums = new_sums(n)
+    if sums is NULL:
+        raise MemoryError
+    with nogil:
+        table.block_sums_residual(doubles(left), doubles(right), n, sums)
+        distance = fold_sums(sums, n)
+    free(sums)
+    return distance
+
+
+def distribution_entropy(distribution):
+    """Shannon entropy in nats, over the positive entries, after normalisation.
+
+    Parameters
+    ----------
+    distribution : array_like of float, shape (V,), or SparseDistribution
+
+    Returns
+    -------
+    float
+
+    Raises
+    ------
+    ValueError
+        A probability is negative or not finite, or none is positive.
+
+    Examples
+    --------
+    >>> round(distribution_entropy([0.0, 2.0, 2.0]), 6)
+    0.693147
+    """
+    cdef double total, scale, entropy
+    cdef int exponent
+    cdef twofold sums
+    cdef cnp.ndarray weights
+    if isinstance(distribution, SparseDistributionBase):
+        distribution = distribution.probs
+    weights = open_law(distribution, "distribution", &total)
+    # -sum p log p with p = w/S is log S - (sum w log w)/S. A power of two brings S near 1 first.
+    frexp(total, &exponent)
+    scale = ldexp(1.0, min(max(-exponent, -1022), 1022))
+    total *= scale
+    sums.sum = sums.lost = 0.0
+    table.sum_p_log_p(doubles(weights), cnp.PyArray_DIM(weights, 0), scale, &sums)
+    entropy = -(sums.sum + sums.lost) / total
+    sums.sum = sums.lost = 0.0
+    table.sum_p_log_p(&total, 1, 1.0, &sums)
+    entropy += (sums.sum + sums.lost) / total
+    return entropy if entropy > 0.0 else 0.0

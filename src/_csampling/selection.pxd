@@ -1,0 +1,62 @@
+from libc.stdint cimport int64_t, uint64_t
+
+from mtplx._csampling.arrays cimport Row
+
+# How a selection ended.
+cdef enum selection_status:
+    SELECTED
+    NO_MEMORY
+    BAD_PROBABILITY  # negative, NaN or infinite
+    NO_MASS          # nothing positive
+    BAD_LOGIT        # NaN, +inf, or nothing above -inf
+    TOO_MANY         # candidates that the cut cannot tell apart outgrew their room: take the whole row
+
+cdef struct Candidate:
+    double weight   # what ranks are by: a probability, or the exponential of a logit
+    double value    # as it stands in the row
+    int64_t id
+
+# The best of a row, by rank: (weight descending, id ascending).
+cdef struct Candidates:
+    Candidate *items
+    Py_ssize_t count
+
+# Where a truncation cuts a row of probabilities: all above the threshold stay, and the first
+# `level_kept` of the `level_count` that equal it.
+cdef struct Cut:
+    double threshold
+    Py_ssize_t level_count
+    Py_ssize_t level_kept
+    double scale     # 1, or what keeps the sum from overflowing
+    double total     # sum of what is kept, scaled
+
+cdef void sort_candidates(Candidate *items, Py_ssize_t count) noexcept nogil
+
+# The k best of a row of probabilities, for k small against n. The items are the caller's to free,
+# whatever the status.
+cdef selection_status best_probabilities(const Row *row, Py_ssize_t k, Candidates *best) noexcept nogil
+
+# The same of any row of numbers; BAD_LOGIT where one is NaN or the largest is infinite.
+cdef selection_status best_values(const Row *row, Py_ssize_t k, Candidates *best) noexcept nogil
+
+# How many of the ranked candidates top_p keeps, by sequential sums.
+cdef Py_ssize_t nucleus_size(const Candidate *items, Py_ssize_t count, double top_p) noexcept nogil
+
+# The cut of top_p (>= 1: off) and top_k (0: off) through n probabilities; `room` holds n numbers.
+cdef selection_status find_cut(const double *p, Py_ssize_t n, double top_p, Py_ssize_t k, double *room,
+                               Cut *cut) noexcept nogil
+
+# out = the kept entries divided by their sum; in place allowed.
+cdef void keep_into(const double *p, Py_ssize_t n, const Cut *cut, double *out) noexcept nogil
+
+# Ids and weights of the best k of a row of logits under the softmax at 0 < T < inf, cut by top_p
+# (>= 1: off), for k small against n. Weights are proportional to the probabilities.
+cdef selection_status best_logits(const Row *row, double temperature, double top_p, Py_ssize_t k,
+                                  Candidates *best) noexcept nogil
+
+# Whether k of n is few enough for best_probabilities and best_logits.
+cdef inline bint few(Py_ssize_t k, Py_ssize_t n) noexcept nogil:
+    return n >= 1024 and k <= n // 256
+
+# Ids by value descending, equal values by id, NaN last.
+cdef int rank_all(const Row *row, int64_t *ids) noexcept nogil

@@ -1,0 +1,919 @@
+"""Which tokens a truncation keeps, without sorting the row.
+
+Design
+------
+*Few ranks* (`best_probabilities`, `best_logits`). One pass leaves a maximum for every block of 64
+strided elements. The k-th largest of these is a lower bound for the k-th largest element, so the
+elements not below it are candidates: k and some, whatever the row. Where equal values make them many,
+the list is cut back to what can still win, and the bound rises.
+
+*Many ranks, or mass alone* (`find_cut`). A sample of the row proposes a bound that the cut cannot lie
+below; the elements above it are packed, and a histogram over the leading bits of the floats finds the
+bucket where the cut lies. That bucket alone is refined, down to one value or a handful that is sorted.
+The cut is a value and, where that value stands several times, a number of lowest ids.
+
+*Certificates.* The reference decides by sums taken one by one in rank order. Sums by buckets differ from
+them by rounding only, at most (number of additions) * 2^-53 of the sum on either side. Where a partial
+sum comes closer to top_p than that, the sums are taken again in the reference's order.
+
+*Ranks from logits* are ranks by probability: exp is monotone up to its error, and two logits whose
+probabilities round to the same number tie. `best_logits` collects with slack for both, and where a cut
+falls between weights too close to tell, it takes the float64 sum and ranks the probabilities themselves.
+"""
+
+from libc.math cimport INFINITY, ceil, fabs, isfinite, isnan, log, nextafter, sqrt
+from libc.stdint cimport int64_t, uint64_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy, memset
+
+from mtplx._csampling.arrays cimport F64, Row, element, logits_piece, probs_piece
+from mtplx._csampling.dispatch cimport (
+    CHUNK,
+    NUCLEUS_AGAINST_SUM,
+    NUCLEUS_BOUNDARY,
+    RANK_TIE,
+    SCALE_NONE,
+    SCALE_RECIPROCAL,
+    SIDE_BY_SIDE,
+    bucket,
+    count_fallback,
+    scaling,
+    streamed,
+    table,
+    twofold,
+)
+from mtplx._csampling.softmax cimport exponentials, set_scaling
+
+cdef extern from "Python.h":
+    Py_ssize_t PY_SSIZE_T_MAX
+
+cdef double UNIT = 2.0 ** -53        # relative error of one rounding
+cdef double SMALLEST = 5e-324        # 2^-1074
+cdef double LOG2_E = 1.4426950408889634
+cdef double OVERFLOW_SCALE = 2.0 ** -64
+
+
+# ---- ranking -----------------------------------------------------------------------------------------
+
+
+cdef inline bint outranks(const Candidate *a, const Candidate *b) noexcept nogil:
+    return a.weight > b.weight or (a.weight == b.weight and a.id < b.id)
+
+
+cdef void sort_candidates(Candidate *items, Py_ssize_t count) noexcept nogil:
+    """Quicksort on the middle element, insertion below 24; no two candidates are equal (ids differ)."""
+    cdef Candidate pivot, held
+    cdef Py_ssize_t i, j
+    while count > 24:
+        pivot = items[count >> 1]
+        i = 0
+        j = count - 1
+        while i <= j:
+            while outranks(&items[i], &pivot):
+                i += 1
+            while outranks(&pivot, &items[j]):
+                j -= 1
+            if i <= j:
+                held = items[i]
+                items[i] = items[j]
+                items[j] = held
+                i += 1
+                j -= 1
+        if j + 1 < count - i:
+            sort_candidates(items, j + 1)
+            items += i
+            count -= i
+        else:
+            sort_candidates(items + i, count - i)
+            count = j + 1
+    for i in range(1, count):
+        held = items[i]
+        j = i
+        while j > 0 and outranks(&held, &items[j - 1]):
+            items[j] = items[j - 1]
+            j -= 1
+        items[j] = held
+
+
+cdef double kth_largest(const double *values, Py_ssize_t n, Py_ssize_t k, double *room) noexcept nogil:
+    """The k-th largest of n values without NaN, -inf if k > n; `room` holds k values."""
+    cdef Py_ssize_t i, j, held = 0
+    cdef double lowest = -INFINITY
+    if k > n:
+        return -INFINITY
+    if k <= 64:
+        # The best so far, descending: most values fail the first comparison.
+        for i in range(n):
+            if values[i] > lowest or held < k:
+                j = held if held < k else k - 1
+                while j > 0 and room[j - 1] < values[i]:
+                    room[j] = room[j - 1]
+                    j -= 1
+                room[j] = values[i]
+                if held < k:
+                    held += 1
+                if held == k:
+                    lowest = room[k - 1]
+        return lowest
+    return heap_kth_largest(values, n, k, room)
+
+
+cdef double heap_kth_largest(const double *values, Py_ssize_t n, Py_ssize_t k, double *heap) noexcept nogil:
+    """The same by a heap of the k best, the smallest on top."""
+    cdef Py_ssize_t i, j, child
+    cdef double value
+    for i in range(n):
+        value = values[i]
+        if i < k:
+            j = i
+            while j > 0 and heap[(j - 1) >> 1] > value:
+                heap[j] = heap[(j - 1) >> 1]
+                j = (j - 1) >> 1
+            heap[j] = value
+        elif value > heap[0]:
+            j = 0
+            child = 1
+            while child < k:
+                if child + 1 < k and heap[child + 1] < heap[child]:
+                    child += 1
+                if heap[child] >= value:
+                    break
+                heap[j] = heap[child]
+                j = child
+                child = 2 * j + 1
+            heap[j] = value
+    return heap[0]
+
+
+cdef Py_ssize_t nucleus_size(const Candidate *items, Py_ssize_t count, double top_p) noexcept nogil:
+    cdef double before = 0.0
+    cdef Py_ssize_t i
+    for i in range(count):
+        if i > 0 and not before < top_p:
+            return i
+        before += items[i].weight
+    return count
+
+
+# ---- few ranks of given probabilities ------------------------------------------------------------------
+
+
+cdef selection_status best_probabilities(const Row *row, Py_ssize_t k, Candidates *best) noexcept nogil:
+    cdef double buffer[CHUNK]
+    cdef const double *piece
+    cdef Py_ssize_t blocks = (row.n + CHUNK - 1) // CHUNK * SIDE_BY_SIDE
+    cdef Py_ssize_t start = 0, length, j
+    cdef bint bad = False
+    cdef double largest = 0.0
+    cdef selection_status status = SELECTED
+    cdef double *maxima = open_candidates(k, blocks, best)
+    if maxima is NULL:
+        return NO_MEMORY
+    while start < row.n:
+        length = probs_piece(row, start, row.n, buffer, &piece)
+        bad |= table.block_maxima_checked(piece, length, maxima + start // CHUNK * SIDE_BY_SIDE)
+        start += length
+    for j in range(blocks):
+        if maxima[j] > largest:
+            largest = maxima[j]
+    if bad or largest == INFINITY:
+        status = BAD_PROBABILITY
+    elif largest == 0.0:
+        status = NO_MASS
+    else:
+        collect_values(row, k, maxima, blocks, best)
+    free(maxima)
+    return status
+
+
+cdef selection_status best_values(const Row *row, Py_ssize_t k, Candidates *best) noexcept nogil:
+    cdef Py_ssize_t blocks = (row.n + CHUNK - 1) // CHUNK * SIDE_BY_SIDE
+    cdef streamed run
+    cdef selection_status status
+    cdef double *maxima = open_candidates(k, blocks, best)
+    if maxima is NULL:
+        return NO_MEMORY
+    status = block_pass(row, 1.0, False, maxima, &run)
+    if status == SELECTED:
+        collect_values(row, k, maxima, blocks, best)
+    free(maxima)
+    return status
+
+
+cdef double *open_candidates(Py_ssize_t k, Py_ssize_t blocks, Candidates *best) noexcept nogil:
+    """Room for the candidates of k ranks; returns room for the block maxima and k more, or NULL."""
+    cdef double *maxima = <double *>malloc((blocks + k) * sizeof(double))
+    best.items = <Candidate *>malloc((2 * k + 2 * CHUNK) * sizeof(Candidate))
+    best.count = 0
+    if best.items is NULL:
+        free(maxima)
+        return NULL
+    return maxima
+
+
+cdef void collect_values(const Row *row, Py_ssize_t k, double *maxima, Py_ssize_t blocks,
+                         Candidates *best) noexcept nogil:
+    """The k best values, ranked."""
+    cdef double buffer[CHUNK]
+    cdef int64_t ids[CHUNK]
+    cdef double values[CHUNK]
+    cdef const double *piece
+    cdef Py_ssize_t chunk, length
+    cdef size_t hits, h
+    cdef double bound = kth_largest(maxima, blocks, k, maxima + blocks)
+    for chunk in range(blocks // SIDE_BY_SIDE):
+        if not any_at_least(maxima + chunk * SIDE_BY_SIDE, bound):
+            continue
+        length = probs_piece(row, chunk * CHUNK, CHUNK, buffer, &piece)
+        hits = table.collect_f64(piece, length, bound, chunk * CHUNK, ids, values)
+        for h in range(hits):
+            best.items[best.count].weight = values[h]
+            best.items[best.count].value = values[h]
+            best.items[best.count].id = ids[h]
+            best.count += 1
+        if best.count > 2 * k + CHUNK:
+            # Ties with the k-th have higher ids from here on: only what is larger can still win.
+            sort_candidates(best.items, best.count)
+            best.count = k
+            bound = nextafter(best.items[k - 1].weight, INFINITY)
+    sort_candidates(best.items, best.count)
+    best.count = min(best.count, k)
+
+
+cdef inline bint any_at_least(const double *maxima, double bound) noexcept nogil:
+    cdef Py_ssize_t j
+    cdef bint found = False
+    for j in range(SIDE_BY_SIDE):
+        found |= maxima[j] >= bound
+    return found
+
+
+# ---- few ranks of logits ---------------------------------------------------------------------------------
+
+
+cdef void weigh(Candidate *items, Py_ssize_t count, const scaling *s) noexcept nogil:
+    """Exponentials of the candidates' logits, with the bits that softmax gives them."""
+    cdef double logits[CHUNK]
+    cdef twofold ignored
+    cdef Py_ssize_t start = 0, length, i
+    ignored.sum = ignored.lost = 0.0
+    while start < count:
+        length = min(count - start, <Py_ssize_t>CHUNK)
+        for i in range(length):
+            logits[i] = items[start + i].value
+        table.exp_f64(logits, length, s, logits, &ignored)
+        for i in range(length):
+            items[start + i].weight = logits[i]
+        start += length
+
+
+cdef void divide_weights(Candidate *items, Py_ssize_t count, double total) noexcept nogil:
+    """Exponentials become probabilities, with the bits that softmax gives them."""
+    cdef double weights[CHUNK]
+    cdef Py_ssize_t start = 0, length, i
+    while start < count:
+        length = min(count - start, <Py_ssize_t>CHUNK)
+        for i in range(length):
+            weights[i] = items[start + i].weight
+        table.divide_f64(weights, length, total, weights)
+        for i in range(length):
+            items[start + i].weight = weights[i]
+        start += length
+
+
+# Weights closer than this, relatively, may belong to equal probabilities: dividing by the sum rounds
+# once, so quotients of normal numbers can only meet within 2 * 2^-52.
+cdef double CLOSE = 2.0 ** -50
+# Below this, probabilities may be subnormal, where many weights meet: rank the probabilities themselves.
+cdef double TINY_WEIGHT = 2.0 ** -900
+
+
+cdef double slack_below(const scaling *s, double bound, Py_ssize_t n) noexcept nogil:
+    """The logit below which no probability can tie with that of `bound` or exceed it.
+
+    With A = |bound/T| + |top|, z is computed with an error below A 2^-53 for either logit and exp with
+    one below 2^-52, so exponentials of logits whose z differ by more than A 2^-51 + 2^-50 are in order
+    and more than 2^-51 apart, hence so are the quotients. Four times that is taken. Where quotients are
+    subnormal they are multiples of 2^-1074: weights apart by more than n 2^-1073 >= sum 2^-1073 differ.
+    Below z = -746 every weight is 0.
+    """
+    cdef double quotient = table.scaled(bound, s)
+    cdef double slack, lowest = (s.top - 747.0) * s.temperature
+    cdef double z = quotient - s.top
+    cdef Candidate one
+    if z > -745.0:
+        one.value = bound
+        weigh(&one, 1, s)
+        slack = 2.0 ** -48 * (1.0 + fabs(quotient) + fabs(s.top))
+        if one.weight < TINY_WEIGHT:
+            slack += n * (2.0 * SMALLEST) / one.weight
+        if bound - slack * s.temperature > lowest:
+            return bound - slack * s.temperature
+    return lowest
+
+
+cdef selection_status best_logits(const Row *row, double temperature, double top_p, Py_ssize_t k,
+                                  Candidates *best) noexcept nogil:
+    cdef Py_ssize_t blocks = (row.n + CHUNK - 1) // CHUNK * SIDE_BY_SIDE
+    cdef scaling s
+    cdef streamed run
+    cdef selection_status status
+    cdef double *maxima = open_candidates(k, blocks, best)
+    if maxima is NULL:
+        return NO_MEMORY
+    status = block_pass(row, temperature, top_p < 1.0, maxima, &run)
+    if status == SELECTED:
+        set_scaling(&s, temperature, run.top)
+        if s.rule == SCALE_NONE or s.rule == SCALE_RECIPROCAL:
+            status = collect_logits(row, &s, k, maxima, blocks, best)
+        else:
+            status = TOO_MANY
+    free(maxima)
+    if status == SELECTED:
+        decide(row, &s, top_p, k, run.sum, best)
+    return status
+
+
+cdef selection_status block_pass(const Row *row, double temperature, bint with_sum, double *maxima,
+                                 streamed *run) noexcept nogil:
+    """Block maxima of a row of logits, the largest of all, and a rough sum of exponentials if asked for."""
+    cdef float buffer[CHUNK]
+    cdef const void *piece
+    cdef bint single, nan = False
+    cdef Py_ssize_t start = 0, length, j
+    cdef double per_unit = LOG2_E / temperature
+    cdef double *to = maxima
+    run.top = -INFINITY
+    run.sum = 0.0
+    while start < row.n:
+        length = logits_piece(row, start, buffer, &piece, &single)
+        if with_sum and single:
+            nan |= table.block_maxima_sum_f32(<const float *>piece, length, per_unit, to, run)
+        elif with_sum:
+            nan |= table.block_maxima_sum_f64(<const double *>piece, length, per_unit, to, run)
+        elif single:
+            nan |= table.block_maxima_f32(<const float *>piece, length, to)
+        else:
+            nan |= table.block_maxima_f64(<const double *>piece, length, to)
+        to += (length + CHUNK - 1) // CHUNK * SIDE_BY_SIDE
+        start += length
+    if not with_sum:
+        for j in range(to - maxima):
+            if maxima[j] > run.top:
+                run.top = maxima[j]
+    return BAD_LOGIT if nan or not isfinite(run.top) else SELECTED
+
+
+cdef selection_status collect_logits(const Row *row, const scaling *s, Py_ssize_t k, double *maxima,
+                                     Py_ssize_t blocks, Candidates *best) noexcept nogil:
+    """Everything that can be among the k best, with weights, ranked."""
+    cdef float buffer[CHUNK]
+    cdef int64_t ids[CHUNK]
+    cdef double values[CHUNK]
+    cdef const void *piece
+    cdef bint single
+    cdef Row part = row[0]
+    cdef Py_ssize_t chunk, length
+    cdef size_t hits, h
+    cdef double level = INFINITY  # logits equal to this one tie with the k-th and come too late
+    cdef double bound = slack_below(s, kth_largest(maxima, blocks, k, maxima + blocks), row.n)
+    for chunk in range(blocks // SIDE_BY_SIDE):
+        if not any_at_least(maxima + chunk * SIDE_BY_SIDE, bound):
+            continue
+        # One CHUNK of the row, whatever its type.
+        part.n = min(row.n, (chunk + 1) * CHUNK)
+        length = logits_piece(&part, chunk * CHUNK, buffer, &piece, &single)
+        if single:
+            hits = table.collect_f32(<const float *>piece, length, bound, chunk * CHUNK, ids, values)
+        else:
+            hits = table.collect_f64(<const double *>piece, length, bound, chunk * CHUNK, ids, values)
+        for h in range(hits):
+            if values[h] != level:
+                best.items[best.count].value = values[h]
+                best.items[best.count].id = ids[h]
+                best.count += 1
+        if best.count > 2 * k + CHUNK:
+            weigh(best.items, best.count, s)
+            sort_candidates(best.items, best.count)
+            if best.items[k - 1].weight == 1.0:
+                # No weight exceeds exp(0) = 1, and later ones have higher ids.
+                best.count = k
+                return SELECTED
+            if not cut_back(k, best):
+                return TOO_MANY
+            level = best.items[k - 1].value
+            bound = slack_below(s, level, row.n)
+            if row.kind != F64 and <float>bound == <float>level:
+                # No float32 lies between: what ties is equal.
+                bound = nextafter(level, INFINITY)
+    weigh(best.items, best.count, s)
+    sort_candidates(best.items, best.count)
+    return SELECTED
+
+
+cdef bint cut_back(Py_ssize_t k, Candidates *best) noexcept nogil:
+    """Drop what cannot be among the k best any more: the ranked list is cut after rank k, unless weights
+    too close to the k-th to tell stand on both sides of it."""
+    cdef double kth = best.items[k - 1].weight
+    cdef Py_ssize_t i
+    if kth < TINY_WEIGHT:
+        return False
+    i = k - 1
+    while i > 0 and best.items[i - 1].weight <= kth * (1.0 + CLOSE):
+        i -= 1
+    if best.items[i].weight != kth:
+        return False
+    i = k
+    while i < best.count and best.items[i].weight >= kth * (1.0 - CLOSE):
+        if best.items[i].weight != kth or best.items[i].value != best.items[k - 1].value:
+            return False
+        i += 1
+    best.count = k
+    return True
+
+
+cdef void decide(const Row *row, const scaling *s, double top_p, Py_ssize_t k, double rough_total,
+                 Candidates *best) noexcept nogil:
+    """Cut the ranked candidates by top_p and k; exactly, where the rough sum or the weights leave doubt.
+
+    The rough sum. Its terms are 2^t with t computed in float32: t = d c has relative error 2^-22.4
+    (rounding of d, c and the product: 3 * 2^-24), which moves a term by |z| 2^-22.4 of itself; the
+    polynomial adds 2^-21 at most; 16 float32 additions per lane add 16 * 2^-24. By Gibbs' inequality the
+    mean of |z| under the weights is at most log n, so the sum is within (log n + 8) 2^-22 of the true one.
+    """
+    cdef Py_ssize_t kept = min(k, best.count), i = 1
+    cdef double before, limit, tolerance
+    cdef bint doubt = False
+    if top_p < 1.0:
+        limit = top_p * rough_total
+        tolerance = (log(<double>row.n) + 8.0) * 2.0 ** -22 * rough_total
+        before = best.items[0].weight
+        while i < kept and before < limit - tolerance:
+            before += best.items[i].weight
+            i += 1
+        if i < kept and before < limit + tolerance:
+            doubt = True
+            count_fallback(NUCLEUS_AGAINST_SUM)
+        kept = i
+    if not doubt and uncertain_cut(best, kept):
+        doubt = True
+        count_fallback(RANK_TIE)
+    if doubt:
+        divide_weights(best.items, best.count, exponentials(row, s, NULL))
+        sort_candidates(best.items, best.count)
+        kept = min(k, best.count)
+        if top_p < 1.0:
+            kept = nucleus_size(best.items, kept, top_p)
+    while kept > 1 and best.items[kept - 1].weight == 0.0:
+        kept -= 1
+    best.count = kept
+
+
+cdef bint uncertain_cut(const Candidates *best, Py_ssize_t kept) noexcept nogil:
+    """Whether the probabilities at the cut may rank differently from the weights."""
+    cdef double last = best.items[kept - 1].weight
+    cdef Py_ssize_t i
+    if last < TINY_WEIGHT and last > 0.0:
+        return True
+    if kept == best.count or best.items[kept].weight < last * (1.0 - CLOSE):
+        return False
+    # A tie across the cut: fine where all that are close are equal, for then the ids decide.
+    i = kept - 1
+    while i > 0 and best.items[i - 1].weight <= last * (1.0 + CLOSE):
+        i -= 1
+    if best.items[i].weight != last:
+        return True
+    i = kept
+    while i < best.count and best.items[i].weight >= last * (1.0 - CLOSE):
+        if best.items[i].weight != last:
+            return True
+        i += 1
+    return False
+
+
+# ---- many ranks, or mass alone -----------------------------------------------------------------------------
+
+
+cdef enum:
+    SAMPLE = 2048          # elements that the first bound is estimated from
+    SAMPLE_BUCKETS = 1024  # 8 an octave, from 2^-112 to 2^16
+    SAMPLE_FIRST = (1023 - 112) * 8
+    BUCKETS = 2048         # of one histogram
+    HANDFUL = 1024         # values that are sorted rather than refined further
+
+# What is left to search: the values whose bit patterns lie in [low, high), with what lies above them.
+cdef struct Search:
+    const double *values   # everything above a bound, packed in id order
+    Py_ssize_t count
+    double top_p           # >= 1: off
+    Py_ssize_t k           # PY_SSIZE_T_MAX: off
+    double tolerance       # of a sum against top_p
+    uint64_t low
+    uint64_t high
+    Py_ssize_t inside      # values in [low, high)
+    double above           # mass of the values >= high
+    Py_ssize_t above_count
+
+cdef enum walk_result:
+    CROSSED       # the cut is found
+    NOT_CROSSED   # all of these are kept
+    IN_DOUBT      # a sum is too close to top_p
+
+
+cdef inline uint64_t bits_of(double value) noexcept nogil:
+    cdef uint64_t bits
+    memcpy(&bits, &value, sizeof(bits))
+    return bits
+
+
+cdef inline double value_of(uint64_t bits) noexcept nogil:
+    cdef double value
+    memcpy(&value, &bits, sizeof(value))
+    return value
+
+
+cdef double propose_bound(const double *p, Py_ssize_t n, double top_p, Py_ssize_t k) noexcept nogil:
+    """A value that the cut probably lies above, from a strided sample; 0 where nothing can be said.
+
+    Only speed depends on it: find_cut starts again from 0 where too little lies above.
+    """
+    cdef double mass[SAMPLE_BUCKETS]
+    cdef Py_ssize_t counts[SAMPLE_BUCKETS]
+    cdef Py_ssize_t stride = n // SAMPLE, i = stride >> 1, taken = 0, b
+    cdef double scale, sampled, below, wanted, total = 0.0
+    if n < 4 * SAMPLE:
+        return 0.0
+    memset(mass, 0, sizeof(mass))
+    memset(counts, 0, sizeof(counts))
+    while i < n:
+        sampled = p[i]
+        if sampled > 0.0:
+            b = <Py_ssize_t>(bits_of(sampled) >> 49) - SAMPLE_FIRST
+            b = min(max(b, 0), SAMPLE_BUCKETS - 1)
+            mass[b] += sampled
+            counts[b] += 1
+            total += sampled
+        taken += 1
+        i += stride
+    scale = <double>n / taken
+    if top_p < 1.0:
+        # A row that sums to 1: from below, up to 0.7 of the mass that the nucleus leaves out. What is
+        # small is many, hence sampled well; the heavy head need not be in the sample at all.
+        below = 0.0
+        for b in range(SAMPLE_BUCKETS):
+            below += mass[b] * scale
+            if below > 0.7 * (1.0 - top_p):
+                return value_of(<uint64_t>(b + SAMPLE_FIRST) << 49) if b else 0.0
+        return 0.0
+    # k of n: from above, with a margin of four standard deviations of the sampled count.
+    wanted = k / scale + 4.0 * sqrt(k / scale) + 4.0
+    b = SAMPLE_BUCKETS - 1
+    while b > 0:
+        wanted -= counts[b]
+        if wanted < 0.0:
+            return value_of(<uint64_t>(b + SAMPLE_FIRST) << 49)
+        b -= 1
+    return 0.0
+
+
+cdef selection_status find_cut(const double *p, Py_ssize_t n, double top_p, Py_ssize_t k, double *room,
+                               Cut *cut) noexcept nogil:
+    cdef selection_status status = cut_above(p, n, top_p, k, propose_bound(p, n, top_p, k), room, cut)
+    if status == TOO_MANY:
+        status = cut_above(p, n, top_p, k, 0.0, room, cut)
+    return status
+
+
+cdef selection_status cut_above(const double *p, Py_ssize_t n, double top_p, Py_ssize_t k, double bound,
+                                double *values, Cut *cut) noexcept nogil:
+    """find_cut among the values >= bound; TOO_MANY if the cut may lie below it."""
+    cdef Search search
+    cdef int bad = 0
+    cdef double largest
+    cdef double handful[HANDFUL]
+    cdef walk_result result
+    cdef bucket *tables
+    bound = max(bound, SMALLEST)
+    search.values = values
+    search.count = table.split(p, n, bound, values, &bad)
+    largest = table.max_f64(values, search.count)
+    if bad or largest == INFINITY:
+        return BAD_PROBABILITY
+    if search.count == 0:
+        return NO_MASS if bound == SMALLEST else TOO_MANY
+    search.top_p = top_p
+    search.k = k if k else PY_SSIZE_T_MAX
+    # A rounding for each addition: of one value to its bucket, of a bucket, and in the reference's sum.
+    search.tolerance = (2.0 * search.count + 8.0 * BUCKETS + 8.0) * UNIT * min(top_p, 1.0)
+    search.low = bits_of(bound)
+    search.high = bits_of(largest) + 1
+    search.inside = search.count
+    search.above = 0.0
+    search.above_count = 0
+    result = CROSSED
+    if search.inside > HANDFUL:
+        tables = <bucket *>malloc(2 * BUCKETS * sizeof(bucket))
+        if tables is NULL:
+            return NO_MEMORY
+        while search.inside > HANDFUL and search.high - search.low > 1 and result == CROSSED:
+            result = refine(&search, tables)
+        free(tables)
+    if result == CROSSED:
+        if search.inside <= HANDFUL:
+            gather(&search, handful)
+            sort_descending(handful, search.inside)
+            result = walk(&search, handful, cut)
+        else:
+            result = level(&search, value_of(search.low), search.inside, cut)
+    if result == IN_DOUBT:
+        count_fallback(NUCLEUS_BOUNDARY)
+        result = replay(&search, values, cut)
+        if result == IN_DOUBT:
+            return NO_MEMORY
+    if result == NOT_CROSSED:
+        if bound > SMALLEST:
+            return TOO_MANY
+        cut.threshold = SMALLEST
+        cut.level_count = cut.level_kept = 0
+    finish(&search, values, cut)
+    return SELECTED
+
+
+cdef walk_result refine(Search *search, bucket *tables) noexcept nogil:
+    """Narrow the search to one bucket of a histogram over the leading bits that still differ."""
+    cdef int shift = 0
+    cdef Py_ssize_t buckets, b
+    cdef uint64_t first
+    cdef bucket *odd
+    cdef double mass
+    cdef Py_ssize_t count
+    while ((search.high - 1) >> shift) - (search.low >> shift) >= BUCKETS:
+        shift += 1
+    first = search.low >> shift
+    buckets = <Py_ssize_t>(((search.high - 1) >> shift) - first) + 1
+    odd = tables + buckets
+    memset(tables, 0, 2 * buckets * sizeof(bucket))
+    table.histogram(search.values, search.count, search.low, search.high, shift, tables, odd)
+    b = buckets - 1
+    while b >= 0:
+        mass = tables[b].mass + odd[b].mass
+        count = tables[b].count + odd[b].count
+        if (search.above + mass >= search.top_p - search.tolerance and search.top_p < 1.0
+                or count >= search.k - search.above_count):
+            search.low = max(search.low, (first + b) << shift)
+            search.high = min(search.high, (first + b + 1) << shift)
+            search.inside = count
+            return CROSSED
+        search.above += mass
+        search.above_count += count
+        b -= 1
+    return NOT_CROSSED
+
+
+cdef void gather(const Search *search, double *handful) noexcept nogil:
+    cdef Py_ssize_t i, held = 0
+    cdef double low = value_of(search.low), high = value_of(search.high), value
+    for i in range(search.count):
+        value = search.values[i]
+        if low <= value < high:
+            handful[held] = value
+            held += 1
+
+
+cdef walk_result walk(Search *search, const double *ranked, Cut *cut) noexcept nogil:
+    """Cut through the values in question, level by level (equal values are one level)."""
+    cdef Py_ssize_t i = 0, j
+    cdef walk_result result
+    while i < search.inside:
+        j = i + 1
+        while j < search.inside and ranked[j] == ranked[i]:
+            j += 1
+        result = level(search, ranked[i], j - i, cut)
+        if result != NOT_CROSSED:
+            return result
+        i = j
+    return NOT_CROSSED
+
+
+cdef walk_result level(Search *search, double value, Py_ssize_t count, Cut *cut) noexcept nogil:
+    """Whether the cut lies within `count` entries of one value, all that is larger being above.
+
+    The entry with j others of its level before it is kept iff above + j * value < top_p, and j < k.
+    """
+    cdef Py_ssize_t allowed = min(count, search.k - search.above_count)
+    cdef double low = search.top_p - search.tolerance, high = search.top_p + search.tolerance
+    cdef double kept
+    cut.threshold = value
+    cut.level_count = count
+    cut.level_kept = allowed
+    if search.top_p < 1.0:
+        if search.above + (allowed - 1) * value < low:
+            # All that k allows is kept.
+            if allowed == count and search.above_count + count < search.k:
+                if search.above + count * value > high:
+                    return CROSSED
+                if search.above + count * value >= low:
+                    return IN_DOUBT
+        else:
+            kept = ceil((search.top_p - search.above) / value)
+            if not (1.0 <= kept <= allowed and search.above + kept * value > high
+                    and search.above + (kept - 1.0) * value < low):
+                return IN_DOUBT
+            cut.level_kept = <Py_ssize_t>kept
+            return CROSSED
+    search.above += count * value
+    search.above_count += count
+    return CROSSED if search.above_count >= search.k else NOT_CROSSED
+
+
+cdef walk_result replay(const Search *search, double *values, Cut *cut) noexcept nogil:
+    """The cut by the reference's own sums: one by one in rank order. IN_DOUBT if memory is short."""
+    cdef Py_ssize_t kept = 0, first
+    cdef double before = 0.0
+    cdef double *room = <double *>malloc(search.count * sizeof(double))
+    if room is NULL:
+        return IN_DOUBT
+    radix_sort_descending(values, room, search.count)
+    free(room)
+    while kept < search.count and kept < search.k and (kept == 0 or before < search.top_p):
+        before += values[kept]
+        kept += 1
+    if kept == search.count and kept < search.k and before < search.top_p:
+        return NOT_CROSSED
+    cut.threshold = values[kept - 1]
+    first = kept - 1
+    while first > 0 and values[first - 1] == cut.threshold:
+        first -= 1
+    cut.level_kept = kept - first
+    while kept < search.count and values[kept] == cut.threshold:
+        kept += 1
+    cut.level_count = kept - first
+    return CROSSED
+
+
+cdef void finish(const Search *search, double *values, Cut *cut) noexcept nogil:
+    """The kept sum, compensated; scaled where it overflows."""
+    cdef twofold total
+    cdef Py_ssize_t i
+    # Where the cut divides a level, what is above it and a multiple of it: taking the rest of the level
+    # away from a sum would cancel.
+    cdef bint divided = cut.level_kept < cut.level_count
+    cdef double lowest = nextafter(cut.threshold, INFINITY) if divided else cut.threshold
+    cut.scale = 1.0
+    while True:
+        total.sum = total.lost = 0.0
+        table.sum_at_least(values, search.count, lowest * cut.scale, &total)
+        cut.total = total.sum + total.lost
+        if divided:
+            cut.total += cut.level_kept * (cut.threshold * cut.scale)
+        if isfinite(cut.total):
+            return
+        cut.scale = OVERFLOW_SCALE
+        for i in range(search.count):
+            values[i] *= OVERFLOW_SCALE
+
+
+cdef void keep_into(const double *p, Py_ssize_t n, const Cut *cut, double *out) noexcept nogil:
+    cdef Py_ssize_t i = 0, seen = 0
+    if cut.scale != 1.0:
+        for i in range(n):
+            seen += p[i] == cut.threshold
+            out[i] = p[i] * cut.scale / cut.total if p[i] >= cut.threshold and (
+                p[i] > cut.threshold or seen <= cut.level_kept or cut.level_count == cut.level_kept) else 0.0
+        return
+    if cut.level_kept == cut.level_count:
+        table.keep(p, n, cut.threshold, cut.total, out)
+        return
+    # The level that the cut divides: its first entries by id stay.
+    while seen < cut.level_kept:
+        seen += p[i] == cut.threshold
+        i += 1
+    table.keep(p, i, cut.threshold, cut.total, out)
+    table.keep(p + i, n - i, nextafter(cut.threshold, INFINITY), cut.total, out + i)
+
+
+# ---- sorting ---------------------------------------------------------------------------------------------------
+
+
+cdef void sort_descending(double *values, Py_ssize_t count) noexcept nogil:
+    cdef double pivot, held
+    cdef Py_ssize_t i, j
+    while count > 24:
+        pivot = values[count >> 1]
+        i = 0
+        j = count - 1
+        while i <= j:
+            while values[i] > pivot:
+                i += 1
+            while values[j] < pivot:
+                j -= 1
+            if i <= j:
+                held = values[i]
+                values[i] = values[j]
+                values[j] = held
+                i += 1
+                j -= 1
+        if j + 1 < count - i:
+            sort_descending(values, j + 1)
+            values += i
+            count -= i
+        else:
+            sort_descending(values + i, count - i)
+            count = j + 1
+    for i in range(1, count):
+        held = values[i]
+        j = i
+        while j > 0 and values[j - 1] < held:
+            values[j] = values[j - 1]
+            j -= 1
+        values[j] = held
+
+
+cdef enum:
+    DIGIT = 11           # bits of a radix digit
+    DIGITS = 6
+    RADIX = 2048
+
+
+cdef void radix_sort_descending(double *values, double *room, Py_ssize_t count) noexcept nogil:
+    """Least significant digit first over the bit patterns of positive doubles; ends in `values`."""
+    cdef Py_ssize_t places[RADIX]
+    cdef Py_ssize_t i, d, place, held
+    cdef double *source = values
+    cdef double *target = room
+    cdef double *swap
+    cdef uint64_t digit
+    for d in range(DIGITS):
+        memset(places, 0, sizeof(places))
+        for i in range(count):
+            places[(~bits_of(source[i]) >> (d * DIGIT)) & (RADIX - 1)] += 1
+        if places[(~bits_of(source[0]) >> (d * DIGIT)) & (RADIX - 1)] == count:
+            continue
+        place = 0
+        for i in range(RADIX):
+            held = places[i]
+            places[i] = place
+            place += held
+        for i in range(count):
+            digit = (~bits_of(source[i]) >> (d * DIGIT)) & (RADIX - 1)
+            target[places[digit]] = source[i]
+            places[digit] += 1
+        swap = source
+        source = target
+        target = swap
+    if source is not values:
+        memcpy(values, source, count * sizeof(double))
+
+
+cdef int rank_all(const Row *row, int64_t *ids) noexcept nogil:
+    """The same sort, over keys that order any double, carrying ids; 0 if memory is short."""
+    cdef uint64_t *keys = <uint64_t *>malloc(2 * row.n * sizeof(uint64_t))
+    cdef int64_t *other_ids = <int64_t *>malloc(row.n * sizeof(int64_t))
+    cdef Py_ssize_t places[RADIX]
+    cdef Py_ssize_t i, d, place, held
+    cdef uint64_t *source = keys
+    cdef uint64_t *target = keys + row.n
+    cdef uint64_t *swap
+    cdef int64_t *source_ids = ids
+    cdef int64_t *target_ids = other_ids
+    cdef int64_t *swap_ids
+    cdef uint64_t digit
+    cdef double value
+    if keys is NULL or other_ids is NULL:
+        free(keys)
+        free(other_ids)
+        return 0
+    for i in range(row.n):
+        value = element(row, i) + 0.0  # -0.0 ties with 0.0
+        source[i] = bits_of(value)
+        # Descending: a positive number by its complement, a negative one as it is; NaN behind all.
+        source[i] = ~<uint64_t>0 if isnan(value) else (
+            source[i] if source[i] >> 63 else ~source[i] & ~(<uint64_t>1 << 63))
+        ids[i] = i
+    for d in range(DIGITS):
+        memset(places, 0, sizeof(places))
+        for i in range(row.n):
+            places[(source[i] >> (d * DIGIT)) & (RADIX - 1)] += 1
+        if places[(source[0] >> (d * DIGIT)) & (RADIX - 1)] == row.n:
+            continue
+        place = 0
+        for i in range(RADIX):
+            held = places[i]
+            places[i] = place
+            place += held
+        for i in range(row.n):
+            digit = (source[i] >> (d * DIGIT)) & (RADIX - 1)
+            target[places[digit]] = source[i]
+            target_ids[places[digit]] = source_ids[i]
+            places[digit] += 1
+        swap = source
+        source = target
+        target = swap
+        swap_ids = source_ids
+        source_ids = target_ids
+        target_ids = swap_ids
+    if source_ids is not ids:
+        memcpy(ids, source_ids, row.n * sizeof(int64_t))
+    free(keys)
+    free(other_ids)
+    return 1

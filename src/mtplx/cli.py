@@ -1,0 +1,371 @@
+"""The command `mtplx`.
+
+Design
+------
+A sub-command is one function with typer's annotations, registered on `app`. What is short lives here;
+others live in modules of their own and are registered below the last function of this file. Functions
+import what they need when they run, so that ``mtplx --help`` answers at once.
+
+Text goes to standard output and everything about it to standard error, so that a pipe carries text alone.
+A mistake of the user is a `CommandError`: one line on standard error and exit status 2. Every other
+exception is a mistake of ours and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import codecs
+import io
+import json
+import math
+import os
+import secrets
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
+
+import typer
+from rich.color import ColorSystem
+from rich.console import Console
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from mtplx.decoding import GenerationStats, TokenKind, TokenStream
+    from mtplx.models.ngram import NGramPair, PieceTokenizer
+
+__all__ = ["CommandError", "app", "main", "run"]
+
+EXIT_MISUSE = 2
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+
+app = typer.Typer(
+    name="mtplx",
+    help="Exact speculative sampling for language-model decoding on the CPU.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+class CommandError(Exception):
+    """A mistake of the user; its text is the one line they get."""
+
+
+class Backend(StrEnum):
+    """The module that samples."""
+
+    compiled = "compiled"
+    reference = "reference"
+
+
+def _finite(value: float | None) -> float | None:
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is not a finite number.")
+    return value
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Option(help="Text to continue.")] = "The",
+    max_tokens: Annotated[int, typer.Option(min=0, help="Most tokens to decode.")] = 200,
+    depth: Annotated[int, typer.Option(min=1, help="Drafts per block.")] = 4,
+    temperature: Annotated[
+        float, typer.Option(callback=_finite, help="Divides the logits; 0 or less is greedy.")
+    ] = 0.6,
+    top_p: Annotated[
+        float, typer.Option(callback=_finite, help="Nucleus mass; off outside of (0, 1).")
+    ] = 0.95,
+    top_k: Annotated[int, typer.Option(help="Ranks kept; 0 or less is off.")] = 20,
+    presence_penalty: Annotated[
+        float, typer.Option(callback=_finite, help="Taken once from a token already decoded; in [-2, 2].")
+    ] = 0.0,
+    frequency_penalty: Annotated[
+        float, typer.Option(callback=_finite, help="Taken for each time it was decoded; in [-2, 2].")
+    ] = 0.0,
+    draft_temperature: Annotated[
+        float | None,
+        typer.Option(callback=_finite, show_default="that of the target", help="The drafter's temperature."),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, show_default="a random one", help="Same seed, same text.")
+    ] = None,
+    backend: Annotated[Backend, typer.Option(help="Module that samples.")] = Backend.compiled,
+    corpus: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            show_default="Python's help topics",
+            help="UTF-8 text that the models are trained on.",
+        ),
+    ] = None,
+    json_output: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object instead of text and table.")
+    ] = False,
+) -> None:
+    """Decode speculatively with a pair of n-gram models trained on the spot.
+
+    Prints the prompt and its continuation; statistics follow on standard error.
+    """
+    from mtplx.distributions import SamplerConfig
+
+    config = SamplerConfig(temperature, top_p, top_k, presence_penalty, frequency_penalty)
+    draft_config = replace(
+        config, temperature=config.temperature if draft_temperature is None else draft_temperature
+    )
+    if seed is None:
+        seed = secrets.randbits(32)
+    pair = _train(corpus)
+    stream = _decode(
+        pair,
+        prompt,
+        config=config,
+        draft_config=draft_config,
+        depth=depth,
+        max_tokens=max_tokens,
+        seed=seed,
+        backend=backend.value,
+    )
+    if json_output:
+        interrupted = _exhaust(stream)
+        settings = {
+            "max_tokens": max_tokens,
+            "depth": depth,
+            "temperature": temperature,
+            "top_p": top_p,
+            "top_k": top_k,
+            "presence_penalty": presence_penalty,
+            "frequency_penalty": frequency_penalty,
+            "draft_temperature": draft_config.temperature,
+            "seed": seed,
+            "backend": backend.value,
+            "corpus": None if corpus is None else str(corpus),
+        }
+        result = {
+            "prompt": prompt,
+            "text": pair.tokenizer.decode(stream.tokens),
+            "tokens": stream.tokens,
+            "kinds": stream.kinds,
+            "interrupted": interrupted,
+            "settings": settings,
+            "stats": stream.stats.as_dict(),
+        }
+        print(json.dumps(result), flush=True)
+    else:
+        interrupted = _print_text(stream, prompt, pair.tokenizer)
+        _print_stats(stream.stats, f"seed {seed}, {backend.value} backend")
+    if interrupted:
+        raise typer.Exit(EXIT_INTERRUPTED)
+
+
+@app.command()
+def info() -> None:
+    """Print versions and the instruction sets of the compiled core."""
+    import platform
+    from importlib.metadata import version
+
+    import numpy as np
+
+    try:
+        from mtplx._csampling.dispatch import active_isa, available_isas
+    except ImportError as error:
+        raise CommandError(f"the compiled core cannot be imported: {error}") from error
+    lines = {
+        "mtplx": version("mtplx-sampling"),
+        "instruction set": active_isa(),
+        "available": " ".join(available_isas()),
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }
+    for name, value in lines.items():
+        print(f"{name:<16} {value}")
+
+
+def _train(corpus: Path | None) -> NGramPair:
+    from mtplx.models.ngram import default_corpus, train_pair
+
+    if corpus is None:
+        text = default_corpus()
+    else:
+        try:
+            text = corpus.read_text(encoding="utf-8-sig")
+        except OSError as error:
+            raise CommandError(f"cannot read the corpus {corpus}: {error.strerror or error}") from error
+        except UnicodeDecodeError as error:
+            raise CommandError(f"the corpus {corpus} is not UTF-8 text: {error}") from error
+        if not text:
+            raise CommandError(f"the corpus {corpus} is empty")
+    console = _console(sys.stderr)
+    status = console.status("training the n-gram models") if console.is_terminal else nullcontext()
+    with status:
+        return train_pair(text)
+
+
+def _decode(pair: NGramPair, prompt: str, *, backend: Any, **settings: Any) -> TokenStream:
+    from mtplx.decoding import ModelDrafter, speculative_generate
+
+    try:
+        tokens = pair.tokenizer.encode(prompt)
+    except UnicodeEncodeError as error:
+        raise CommandError(f"the prompt is not UTF-8 text: {error}") from error
+    if not tokens:
+        raise CommandError("the prompt is empty")
+    try:
+        drafter = ModelDrafter(pair.draft, backend=backend)
+        return speculative_generate(pair.target, drafter, tokens, backend=backend, **settings)
+    except ImportError as error:
+        raise CommandError(f"the {backend} backend cannot be imported: {error}") from error
+
+
+def _exhaust(stream: TokenStream) -> bool:
+    """Decode to the end; tell whether the user interrupted it."""
+    try:
+        for _ in stream:
+            pass
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
+def _wants_colour(stream: TextIO) -> bool:
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def _console(stream: TextIO) -> Console:
+    # Without a colour system rich writes no escape sequence for any style, bold included. Whether this is a
+    # terminal is not left to FORCE_COLOR and its kin: a pipe gets plain text.
+    colours: Literal["standard"] | None = "standard" if _wants_colour(stream) else None
+    return Console(file=stream, color_system=colours, force_terminal=stream.isatty(), highlight=False)
+
+
+_STYLES: dict[TokenKind, Style] = {
+    "accepted": Style(color="green"),
+    "correction": Style(color="red"),
+    "bonus": Style(color="cyan"),
+}
+
+# A model that spells bytes can emit any control character, and a terminal would obey it.
+_VISIBLE = {
+    code: "\N{REPLACEMENT CHARACTER}"
+    for code in (*range(0x20), *range(0x7F, 0xA0))
+    if chr(code) not in "\n\t"
+}
+
+
+def _print_text(stream: TokenStream, prompt: str, tokenizer: PieceTokenizer) -> bool:
+    """Print prompt and tokens as they come; tell whether the user interrupted it."""
+    out = sys.stdout
+    terminal = out.isatty()
+    coloured = _wants_colour(out)
+    # Tokens may be parts of characters; what is unfinished waits for the next token.
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    last = prompt
+
+    def write(text: str, style: Style | None = None) -> None:
+        nonlocal last
+        if not text:
+            return
+        last = text
+        if terminal:
+            text = text.translate(_VISIBLE)
+        out.write(style.render(text, color_system=ColorSystem.STANDARD) if style and coloured else text)
+        out.flush()
+
+    interrupted = False
+    printed = 0
+    write(prompt)
+    try:
+        for token in stream:
+            write(decoder.decode(tokenizer.token_bytes(token)), _STYLES[stream.kind])
+            printed += 1
+    except KeyboardInterrupt:
+        interrupted = True
+        # The rest of the block is decided and in the statistics, so it belongs to the text.
+        for token, kind in list(zip(stream.tokens, stream.kinds, strict=True))[printed:]:
+            write(decoder.decode(tokenizer.token_bytes(token)), _STYLES[kind])
+    write(decoder.decode(b"", final=True))
+    if not last.endswith("\n"):
+        write("\n")
+    return interrupted
+
+
+def _print_stats(stats: GenerationStats, caption: str) -> None:
+    def share(part: float, whole: float) -> str:
+        return f"{part / whole:.1%}" if whole else "-"
+
+    by_depth = Table(title="acceptance by depth", caption=caption)
+    for heading in ("depth", "drafted", "accepted", "rejected", "acceptance", "mean probability"):
+        by_depth.add_column(heading, justify="right")
+    for i, drafted in enumerate(stats.drafted_by_depth):
+        accepted, rejected = stats.accepted_by_depth[i], stats.rejected_by_depth[i]
+        mean = stats.mean_accept_probability_by_depth[i]
+        by_depth.add_row(
+            str(i + 1),
+            str(drafted),
+            str(accepted),
+            str(rejected),
+            share(accepted, accepted + rejected),
+            "-" if math.isnan(mean) else f"{mean:.3f}",
+        )
+    totals = Table.grid(padding=(0, 2))
+    totals.add_column()
+    totals.add_column(justify="right")
+    totals.add_column(justify="right")
+    totals.add_row("tokens", str(stats.tokens))
+    kinds: dict[TokenKind, int] = {
+        "accepted": stats.accepted_tokens,
+        "correction": stats.correction_tokens,
+        "bonus": stats.bonus_tokens,
+    }
+    for kind, count in kinds.items():
+        totals.add_row(Text(f"  {kind}", _STYLES[kind]), str(count), share(count, stats.tokens))
+    totals.add_row("target calls", str(stats.target_calls))
+    per_call = stats.tokens_per_target_call
+    totals.add_row("tokens per target call", "-" if math.isnan(per_call) else f"{per_call:.2f}")
+    totals.add_row("milliseconds", f"{stats.seconds * 1e3:.1f}")
+    for name in ("draft", "target", "sampling", "rollback"):
+        seconds = getattr(stats, f"{name}_seconds")
+        totals.add_row(f"  {name}", f"{seconds * 1e3:.1f}", share(seconds, stats.seconds))
+    console = _console(sys.stderr)
+    console.print()
+    console.print(totals)
+    console.print(by_depth)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command line `arguments`, without the program's name, and give the exit status.
+
+    Examples
+    --------
+    >>> run(["info"])  # doctest: +ELLIPSIS
+    mtplx ...
+    0
+    """
+    command = typer.main.get_command(app)
+    try:
+        status = command.main(list(arguments), prog_name="mtplx", standalone_mode=False)
+    except (KeyboardInterrupt, typer.Abort):
+        return EXIT_INTERRUPTED
+    except Exception as error:
+        # Usage errors derive from click's exception or, in newer versions, from typer's own; what they
+        # have in common is this method.
+        if isinstance(error, CommandError):
+            message = str(error)
+        elif hasattr(error, "format_message"):
+            message = error.format_message()
+        else:
+            raise
+        print(f"mtplx: error: {' '.join(message.split())}", file=sys.stderr)
+        return EXIT_MISUSE
+    return status if isinstance(status, int) else 0
+
+
+def main() -> None:
+    """Entry point of the command `mtplx`."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Text that the terminal's encoding cannot show must not end the decode.
+        sys.stdout.reconfigure(errors="replace")
+    sys.exit(run(sys.argv[1:]))

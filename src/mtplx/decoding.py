@@ -1,0 +1,756 @@
+"""The speculative decode loop, its protocols, and its statistics.
+
+Design
+------
+One loop serves both functions: plain decoding is speculative decoding whose blocks hold no drafts. A
+block is one call of the target model::
+
+    drafts d1..dK with rows q1..qK          drafter.propose
+    logits after [pending, d1, .., dK]      target.forward      K + 1 rows
+    j accepted drafts and one more token    acceptance rule
+    drop the K - j drafts behind them       target.rollback
+    tell the drafter what was committed     drafter.commit
+
+The last committed token is always *pending*: it is not in the target's state yet, and opens the next
+call. So the row that judges the first draft and the rows that judge the others come out of one call.
+
+**Law.** Under a lossless rule the committed tokens have the law of plain decoding, whatever the drafter
+does, if (1) `q_i` is the distribution that `d_i` was drawn from, given everything before it, and (2) the
+coins are independent of the drafts. Hence two generators: the drafter's and the verifier's are children
+0 and 1 of ``numpy.random.SeedSequence(seed)``. Handing out the tokens of a block one at a time changes
+nothing, since all of them are decided before the first is handed out; neither does a caller who stops.
+
+**Consistency.** A block takes effect at one instant, when the statistics take it up: `TokenStream` shows
+as many tokens as the statistics count. An exception inside a block, KeyboardInterrupt included, leaves
+the tokens and the statistics of all blocks before it, and ends the stream, because the models' states
+are then anyone's guess. An exception in the caller's own code, between two tokens, ends nothing.
+
+References
+----------
+Y. Leviathan, M. Kalman, Y. Matias, "Fast Inference from Transformers via Speculative Decoding",
+arXiv:2211.17192. C. Chen et al., "Accelerating Large Language Model Decoding with Speculative Sampling",
+arXiv:2302.01318.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import operator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, Literal, Protocol, TypeVar, cast
+
+import numpy as np
+
+from mtplx.distributions import Distribution, SamplerConfig, SparseDistribution, SpeculativeDecision
+
+__all__ = [
+    "DepthPolicy",
+    "Drafter",
+    "GenerationStats",
+    "ModelDrafter",
+    "TargetModel",
+    "TokenKind",
+    "TokenStream",
+    "generate",
+    "speculative_generate",
+]
+
+TokenKind = Literal["accepted", "correction", "bonus"]
+"""How a token was committed: an accepted draft, the draw that replaced a rejected one, or the draw that
+follows a block without a rejection (every token of plain decoding is one)."""
+
+BackendName = Literal["compiled", "reference"]
+
+StateT = TypeVar("StateT")
+
+
+class TargetModel(Protocol[StateT]):
+    """A language model that the loop can decode with."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, V."""
+
+    def start(self, prompt: Sequence[int], /) -> StateT:
+        """Decode all but the last token of `prompt`; ValueError if it is empty."""
+
+    def forward(self, state: StateT, tokens: Sequence[int], /) -> Any:
+        """Append `tokens` to `state` and give the logits after each: an array of shape [n, V].
+
+        The loop has read the rows before it calls the model again, so they may be a view of a buffer.
+        """
+
+    def rollback(self, state: StateT, n: int, /) -> None:
+        """Un-decode the last `n` tokens exactly, or raise ValueError and change nothing."""
+
+
+class Drafter(Protocol):
+    """A source of drafts."""
+
+    def start(self, prompt: Sequence[int], /) -> None:
+        """Begin a text. Everything said before is forgotten."""
+
+    def propose(
+        self, depth: int, config: SamplerConfig, rng: np.random.Generator, /
+    ) -> tuple[Sequence[int], Sequence[Distribution] | None]:
+        """Draft at most `depth` tokens after the committed ones.
+
+        Gives the drafts and, for each, the distribution it was drawn from given the drafts before it;
+        None stands for point masses (tokens that were copied or chosen, not drawn). Drafting fewer
+        tokens is fine, none at all too.
+        """
+
+    def commit(self, tokens: Sequence[int], /) -> None:
+        """Take note of the tokens that follow the committed ones: accepted drafts, then one draw."""
+
+
+class DepthPolicy(Protocol):
+    """Chooses how many tokens to draft."""
+
+    @property
+    def current_depth(self) -> int:
+        """Depth of the next block; 0 or less drafts nothing."""
+
+    def observe(self, attempted: int, accepted: int) -> None:
+        """Learn that `accepted` of `attempted` drafts of a block were accepted."""
+
+
+class _Backend(Protocol):
+    """What the loop needs of `mtplx.sampling` and of `mtplx.reference`."""
+
+    def distribution_from_logits(
+        self, logits: Any, config: SamplerConfig, *, token_counts: Mapping[int, int] | None
+    ) -> Distribution: ...
+
+    def sparse_distribution_from_logits(
+        self, logits: Any, config: SamplerConfig, *, token_counts: Mapping[int, int] | None
+    ) -> SparseDistribution: ...
+
+    def sample_from_distribution(self, probs: Distribution, rng: np.random.Generator) -> int: ...
+
+    def verify_one_token(
+        self, target_p: Distribution, draft_q: Distribution, draft_token: int, rng: np.random.Generator
+    ) -> SpeculativeDecision: ...
+
+
+_BACKENDS = {"compiled": "mtplx.sampling", "reference": "mtplx.reference"}
+
+
+def _load_backend(name: str) -> _Backend:
+    if name not in _BACKENDS:
+        raise ValueError(f"unknown backend {name!r}; known are {', '.join(map(repr, _BACKENDS))}")
+    return cast(_Backend, importlib.import_module(_BACKENDS[name]))
+
+
+def _distribution(
+    backend: _Backend, logits: Any, config: SamplerConfig, token_counts: Mapping[int, int] | None = None
+) -> Distribution:
+    # Sparse and dense forms hold the same numbers and decide alike; with top-k on the sparse one saves
+    # writing V of them.
+    if config.top_k is not None and 0 < config.top_k < len(logits):
+        return backend.sparse_distribution_from_logits(logits, config, token_counts=token_counts)
+    return backend.distribution_from_logits(logits, config, token_counts=token_counts)
+
+
+class ModelDrafter:
+    """A language model, usually a smaller one, as a drafter.
+
+    Parameters
+    ----------
+    model : TargetModel
+        Decodes one draft a call. Its vocabulary must be the target's.
+    backend : {"compiled", "reference"}
+        Module that turns its logits into distributions and draws from them.
+
+    Raises
+    ------
+    ValueError
+        If `backend` is unknown.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mtplx.distributions import SamplerConfig
+    >>> from mtplx.models.ngram import NGramModel
+    >>> drafter = ModelDrafter(NGramModel([0, 1, 2] * 4, vocab_size=3, order=2), backend="reference")
+    >>> drafter.start([2, 0])
+    >>> tokens, rows = drafter.propose(3, SamplerConfig(temperature=0.0), np.random.default_rng(0))
+    >>> tokens, len(rows)
+    ([1, 2, 0], 3)
+    """
+
+    def __init__(self, model: TargetModel[Any], *, backend: BackendName = "compiled") -> None:
+        self.model = model
+        self._backend = _load_backend(backend)
+        self._state: Any = None
+        # Committed tokens that the state does not hold yet, and the tokens it holds that may still be
+        # rejected, with the committed token before them. One of the two lists is always empty.
+        self._pending: list[int] = []
+        self._ahead: list[int] = []
+
+    def start(self, prompt: Sequence[int], /) -> None:
+        """Decode all but the last token of `prompt`; ValueError if it is empty."""
+        self._state = self.model.start(prompt)
+        self._pending = [prompt[-1]]
+        self._ahead = []
+
+    def propose(
+        self, depth: int, config: SamplerConfig, rng: np.random.Generator, /
+    ) -> tuple[list[int], list[Distribution]]:
+        """Draw `depth` tokens and give them with the distributions they were drawn from.
+
+        Penalties in `config` do not apply: the loop's target counts tokens, a drafter does not.
+        """
+        self.commit(())
+        drafts: list[int] = []
+        rows: list[Distribution] = []
+        new = self._pending
+        for _ in range(depth):
+            row = _distribution(self._backend, self.model.forward(self._state, new)[-1], config)
+            token = self._backend.sample_from_distribution(row, rng)
+            drafts.append(token)
+            rows.append(row)
+            new = [token]
+        if drafts:
+            # The last draft was drawn but not decoded; most often nobody asks for the row after it.
+            self._ahead = [self._pending[-1], *drafts[:-1]]
+            self._pending = []
+        return drafts, rows
+
+    def commit(self, tokens: Sequence[int], /) -> None:
+        """Keep of the drafts what `tokens` confirms and roll the model back over the others."""
+        committed = (self._ahead[:1] or self._pending) + list(tokens)
+        kept = 0
+        # One committed token stays out of the state: the next row is the one after it.
+        for decoded, token in zip(self._ahead, committed[:-1], strict=False):
+            if decoded != token:
+                break
+            kept += 1
+        if kept < len(self._ahead):
+            self.model.rollback(self._state, len(self._ahead) - kept)
+        self._ahead = []
+        self._pending = committed[kept:]
+
+
+@dataclass
+class GenerationStats:
+    """What a decode did so far; it grows by whole blocks while the text is decoded.
+
+    Lists are by depth: entry 0 belongs to the first draft of a block. Drafts behind a rejection are
+    drafted, but neither accepted nor rejected. Every token is an accepted draft, a correction, or a bonus.
+
+    Attributes
+    ----------
+    drafted_by_depth, accepted_by_depth, rejected_by_depth : list of int
+        Drafts that the target's call covered, and what became of them.
+    accept_probability_sums : list of float
+        Sum of the acceptance probabilities of the tested drafts.
+    correction_tokens, bonus_tokens : int
+        Tokens drawn after a rejection, and after a block without one.
+    target_calls : int
+        Calls of the target's ``forward``.
+    draft_seconds, target_seconds, sampling_seconds, rollback_seconds : float
+        Time in the drafter (its ``commit`` included), in the target's ``start`` and ``forward``, in the
+        target's distributions with verification, and in the target's ``rollback``.
+    """
+
+    drafted_by_depth: list[int] = field(default_factory=list)
+    accepted_by_depth: list[int] = field(default_factory=list)
+    rejected_by_depth: list[int] = field(default_factory=list)
+    accept_probability_sums: list[float] = field(default_factory=list)
+    correction_tokens: int = 0
+    bonus_tokens: int = 0
+    target_calls: int = 0
+    draft_seconds: float = 0.0
+    target_seconds: float = 0.0
+    sampling_seconds: float = 0.0
+    rollback_seconds: float = 0.0
+
+    @property
+    def drafted_tokens(self) -> int:
+        """Number of drafts."""
+        return sum(self.drafted_by_depth)
+
+    @property
+    def accepted_tokens(self) -> int:
+        """Number of accepted drafts."""
+        return sum(self.accepted_by_depth)
+
+    @property
+    def tokens(self) -> int:
+        """Number of committed tokens."""
+        return self.accepted_tokens + self.correction_tokens + self.bonus_tokens
+
+    @property
+    def tokens_per_target_call(self) -> float:
+        """Committed tokens per call of the target; NaN before the first call."""
+        return self.tokens / self.target_calls if self.target_calls else math.nan
+
+    @property
+    def mean_accept_probability_by_depth(self) -> list[float]:
+        """Mean acceptance probability of the tested drafts; NaN where none was tested."""
+        tested = map(operator.add, self.accepted_by_depth, self.rejected_by_depth)
+        return [
+            total / count if count else math.nan
+            for total, count in zip(self.accept_probability_sums, tested, strict=True)
+        ]
+
+    @property
+    def acceptance_by_depth(self) -> list[float]:
+        """Share of the tested drafts that were accepted; NaN where none was tested."""
+        return [
+            accepted / (accepted + rejected) if accepted + rejected else math.nan
+            for accepted, rejected in zip(self.accepted_by_depth, self.rejected_by_depth, strict=True)
+        ]
+
+    @property
+    def seconds(self) -> float:
+        """Time in draft, target, sampling and rollback together."""
+        return self.draft_seconds + self.target_seconds + self.sampling_seconds + self.rollback_seconds
+
+    def as_dict(self) -> dict[str, Any]:
+        """Give all numbers, derived ones too, as plain values that JSON can hold (None for NaN)."""
+
+        def plain(value: float) -> float | None:
+            return None if math.isnan(value) else value
+
+        return {
+            "tokens": self.tokens,
+            "target_calls": self.target_calls,
+            "tokens_per_target_call": plain(self.tokens_per_target_call),
+            "drafted_tokens": self.drafted_tokens,
+            "accepted_tokens": self.accepted_tokens,
+            "correction_tokens": self.correction_tokens,
+            "bonus_tokens": self.bonus_tokens,
+            "drafted_by_depth": list(self.drafted_by_depth),
+            "accepted_by_depth": list(self.accepted_by_depth),
+            "rejected_by_depth": list(self.rejected_by_depth),
+            "acceptance_by_depth": list(map(plain, self.acceptance_by_depth)),
+            "mean_accept_probability_by_depth": list(map(plain, self.mean_accept_probability_by_depth)),
+            "draft_seconds": self.draft_seconds,
+            "target_seconds": self.target_seconds,
+            "sampling_seconds": self.sampling_seconds,
+            "rollback_seconds": self.rollback_seconds,
+        }
+
+    def _add_block(
+        self, drafted: int, verdict: _Verdict, draft: float, target: float, sampling: float, rollback: float
+    ) -> None:
+        depth = max(drafted, len(self.drafted_by_depth))
+        after: dict[str, Any] = {
+            name: getattr(self, name) + [0] * (depth - len(getattr(self, name)))
+            for name in ("drafted_by_depth", "accepted_by_depth", "rejected_by_depth")
+        }
+        sums = self.accept_probability_sums + [0.0] * (depth - len(self.accept_probability_sums))
+        for i in range(drafted):
+            after["drafted_by_depth"][i] += 1
+        for i in range(verdict.accepted):
+            after["accepted_by_depth"][i] += 1
+        if verdict.last == "correction":
+            after["rejected_by_depth"][verdict.accepted] += 1
+        for i, probability in enumerate(verdict.accept_probabilities):
+            sums[i] += probability
+        after["accept_probability_sums"] = sums
+        after["correction_tokens"] = self.correction_tokens + (verdict.last == "correction")
+        after["bonus_tokens"] = self.bonus_tokens + (verdict.last == "bonus")
+        after["target_calls"] = self.target_calls + 1
+        after["draft_seconds"] = self.draft_seconds + draft
+        after["target_seconds"] = self.target_seconds + target
+        after["sampling_seconds"] = self.sampling_seconds + sampling
+        after["rollback_seconds"] = self.rollback_seconds + rollback
+        # One call into C: a signal handler runs before it or after it, and sees all of a block or nothing.
+        self.__dict__.update(after)
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    """What a rule made of a block: `tokens` are the accepted drafts, then the last token, if any.
+
+    `last` is None when the block ends with an accepted draft that ends the text.
+    """
+
+    tokens: list[int]
+    accepted: int
+    accept_probabilities: list[float]
+    last: TokenKind | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """A drafted block for an acceptance rule: K drafts, K draft rows or None, and the target's logits.
+
+    There are K + 1 rows of logits, or K: then no token may follow the drafts. `token_counts` counts the
+    completion before the block; None when penalties are off.
+    """
+
+    drafts: list[int]
+    draft_rows: Sequence[Distribution] | None
+    target_logits: Any
+    token_counts: dict[int, int] | None
+
+
+_Rule = Callable[[_Backend, _Block, SamplerConfig, np.random.Generator], _Verdict]
+
+
+def _verify_exact(
+    backend: _Backend, block: _Block, config: SamplerConfig, rng: np.random.Generator
+) -> _Verdict:
+    """Test draft after draft; rows behind the first rejection are never turned into distributions."""
+    counts = None if block.token_counts is None else dict(block.token_counts)
+    probabilities: list[float] = []
+    for i, token in enumerate(block.drafts):
+        logits = block.target_logits[i]
+        target_p = _distribution(backend, logits, config, counts)
+        draft_q: Distribution
+        if block.draft_rows is None:
+            draft_q = SparseDistribution.one_hot(token, len(logits))
+        else:
+            draft_q = block.draft_rows[i]
+        decision = backend.verify_one_token(target_p, draft_q, token, rng)
+        probabilities.append(decision.accept_probability)
+        if not decision.accepted:
+            return _Verdict([*block.drafts[:i], decision.token_id], i, probabilities, "correction")
+        if counts is not None:
+            counts[token] = counts.get(token, 0) + 1
+    depth = len(block.drafts)
+    if len(block.target_logits) == depth:
+        return _Verdict(block.drafts, depth, probabilities, None)
+    target_p = _distribution(backend, block.target_logits[depth], config, counts)
+    bonus = backend.sample_from_distribution(target_p, rng)
+    return _Verdict([*block.drafts, bonus], depth, probabilities, "bonus")
+
+
+_RULES: dict[str, _Rule] = {"exact": _verify_exact}
+
+
+class TokenStream(Iterator[int]):
+    """An iterator of committed tokens that decodes as it is asked.
+
+    Made by `generate` and `speculative_generate`. See *Consistency* at the head of the module for what an
+    interrupt leaves.
+
+    Attributes
+    ----------
+    stats : GenerationStats
+        Statistics of the blocks decoded so far, the one being handed out included.
+    """
+
+    def __init__(
+        self,
+        target: TargetModel[StateT],
+        drafter: Drafter | None,
+        prompt: Sequence[int],
+        *,
+        config: SamplerConfig,
+        draft_config: SamplerConfig,
+        depth: int,
+        rule: str,
+        max_tokens: int,
+        stop_tokens: Collection[int],
+        seed: int | None,
+        policy: DepthPolicy | None,
+        backend: BackendName,
+    ) -> None:
+        if rule not in _RULES:
+            raise ValueError(f"unknown rule {rule!r}; known are {', '.join(map(repr, _RULES))}")
+        if operator.index(depth) < 1:
+            raise ValueError(f"depth must be at least 1; got {depth}")
+        if operator.index(max_tokens) < 0:
+            raise ValueError(f"max_tokens must not be negative; got {max_tokens}")
+        prompt = [operator.index(token) for token in prompt]
+        if not prompt:
+            raise ValueError("the prompt is empty: there is no last token to decode from")
+        self._backend = _load_backend(backend)
+        self._rule = _RULES[rule]
+        draft_seed, verify_seed = np.random.SeedSequence(seed).spawn(2)
+        self._draft_rng = np.random.default_rng(draft_seed)
+        self._verify_rng = np.random.default_rng(verify_seed)
+        self._target = target
+        self._drafter = drafter
+        self._config = config
+        self._draft_config = draft_config
+        self._depth = depth
+        self._policy = policy
+        self._max_tokens = max_tokens
+        self._stop_tokens = frozenset(operator.index(token) for token in stop_tokens)
+        penalized = config.presence_penalty != 0 or config.frequency_penalty != 0
+        self._token_counts: dict[int, int] | None = {} if penalized else None
+        self._pending = prompt[-1]
+        self._committed: list[int] = []
+        self._kinds: list[TokenKind] = []
+        self._handed_out = 0
+        self._finished = max_tokens == 0
+        self.stats = GenerationStats()
+        began = perf_counter()
+        self._state: Any = target.start(prompt)
+        self.stats.target_seconds = perf_counter() - began
+        if drafter is not None:
+            began = perf_counter()
+            drafter.start(prompt)
+            self.stats.draft_seconds = perf_counter() - began
+
+    @property
+    def tokens(self) -> list[int]:
+        """All tokens committed so far: those handed out, then the rest of the current block."""
+        return self._committed[: self.stats.tokens]
+
+    @property
+    def kinds(self) -> list[TokenKind]:
+        """The kind of each of `tokens`."""
+        return self._kinds[: self.stats.tokens]
+
+    @property
+    def kind(self) -> TokenKind:
+        """The kind of the token that was handed out last; LookupError before the first one."""
+        if not self._handed_out:
+            raise LookupError("no token was handed out yet")
+        return self._kinds[self._handed_out - 1]
+
+    def __next__(self) -> int:
+        if self._handed_out == self.stats.tokens:
+            if self._finished:
+                raise StopIteration
+            # Should the block raise, the stream has ended.
+            self._finished = True
+            self._finished = self._decode_block()
+        self._handed_out += 1
+        return self._committed[self._handed_out - 1]
+
+    def _decode_block(self) -> bool:
+        """Decode and commit one block; tell whether the text ends with it."""
+        began = perf_counter()
+        drafts, draft_rows = self._propose()
+        drafted = perf_counter()
+        fed = [self._pending, *drafts]
+        if drafts and drafts[-1] in self._stop_tokens:
+            # If this draft is accepted the text is over: no row after it, no bonus.
+            fed.pop()
+        logits = self._target.forward(self._state, fed)
+        shape = tuple(np.shape(logits))
+        expected = (len(fed), self._target.vocab_size)
+        if shape != expected:
+            raise ValueError(
+                f"the target gave logits of shape {shape} for {len(fed)} tokens; expected {expected}"
+            )
+        decoded = perf_counter()
+        block = _Block(drafts, draft_rows, logits, self._token_counts)
+        verdict = self._rule(self._backend, block, self._config, self._verify_rng)
+        verified = perf_counter()
+        # The last of the committed tokens stays out of the state: it is the next block's pending one.
+        excess = len(fed) - len(verdict.tokens)
+        if excess:
+            self._target.rollback(self._state, excess)
+        rolled_back = perf_counter()
+        if self._drafter is not None:
+            self._drafter.commit(verdict.tokens)
+        if self._policy is not None and drafts:
+            self._policy.observe(len(drafts), verdict.accepted)
+        if self._token_counts is not None:
+            for token in verdict.tokens:
+                self._token_counts[token] = self._token_counts.get(token, 0) + 1
+        self._pending = verdict.tokens[-1]
+        self._committed += verdict.tokens
+        self._kinds += ["accepted"] * verdict.accepted
+        if verdict.last is not None:
+            self._kinds.append(verdict.last)
+        self.stats._add_block(
+            len(drafts),
+            verdict,
+            draft=drafted - began + perf_counter() - rolled_back,
+            target=decoded - drafted,
+            sampling=verified - decoded,
+            rollback=rolled_back - verified,
+        )
+        return self._pending in self._stop_tokens or len(self._committed) >= self._max_tokens
+
+    def _propose(self) -> tuple[list[int], Sequence[Distribution] | None]:
+        if self._drafter is None:
+            return [], None
+        depth = self._depth if self._policy is None else self._policy.current_depth
+        # A block commits one token more than it has accepted drafts.
+        depth = min(depth, self._max_tokens - len(self._committed) - 1)
+        if depth < 1:
+            return [], None
+        proposed, rows = self._drafter.propose(depth, self._draft_config, self._draft_rng)
+        drafts = [operator.index(token) for token in proposed]
+        if len(drafts) > depth:
+            raise ValueError(f"the drafter proposed {len(drafts)} tokens; asked for at most {depth}")
+        if rows is not None and len(rows) != len(drafts):
+            raise ValueError(f"the drafter gave {len(rows)} rows for {len(drafts)} tokens")
+        for i, token in enumerate(drafts):
+            if not 0 <= token < self._target.vocab_size:
+                raise ValueError(
+                    f"the drafter proposed token {token}, outside the target's [0, {self._target.vocab_size})"
+                )
+            if token in self._stop_tokens:
+                # The text ends here or before, so what was drafted behind it is of no use. Every draft up
+                # to this one is still tested, which is all that the law asks for.
+                return drafts[: i + 1], None if rows is None else rows[: i + 1]
+        return drafts, rows
+
+
+def generate(
+    target: TargetModel[StateT],
+    prompt: Sequence[int],
+    *,
+    config: SamplerConfig,
+    max_tokens: int,
+    stop_tokens: Collection[int] = (),
+    seed: int | None = None,
+    backend: BackendName = "compiled",
+) -> TokenStream:
+    """Decode plainly: one token per call of the target.
+
+    Parameters
+    ----------
+    target : TargetModel
+        The language model.
+    prompt : sequence of int
+        At least one token.
+    config : SamplerConfig
+        Temperature, truncation and penalties. Penalties count the tokens of the completion only.
+    max_tokens : int
+        Never more tokens than this; 0 gives none.
+    stop_tokens : collection of int
+        Any of these ends the text and is its last token.
+    seed : int, optional
+        Same seed, same tokens. None: fresh entropy.
+    backend : {"compiled", "reference"}
+        Module that samples: `mtplx.sampling` or `mtplx.reference`.
+
+    Returns
+    -------
+    TokenStream
+        An iterator of tokens. All of them are of kind "bonus".
+
+    Raises
+    ------
+    ValueError
+        Empty prompt, negative `max_tokens`, unknown `backend`; during iteration, logits of a wrong shape
+        or logits that are no distribution (`mtplx.distributions.NonFiniteLogitsError`).
+
+    Examples
+    --------
+    >>> from mtplx.distributions import SamplerConfig
+    >>> from mtplx.models.ngram import NGramModel
+    >>> model = NGramModel([0, 1, 2] * 4, vocab_size=3, order=3)
+    >>> greedy = SamplerConfig(temperature=0.0)
+    >>> stream = generate(model, [2, 0], config=greedy, max_tokens=5, backend="reference")
+    >>> list(stream)
+    [1, 2, 0, 1, 2]
+    >>> stream.stats.tokens_per_target_call
+    1.0
+    """
+    return TokenStream(
+        target,
+        None,
+        prompt,
+        config=config,
+        draft_config=config,
+        depth=1,
+        rule="exact",
+        max_tokens=max_tokens,
+        stop_tokens=stop_tokens,
+        seed=seed,
+        policy=None,
+        backend=backend,
+    )
+
+
+def speculative_generate(
+    target: TargetModel[StateT],
+    drafter: Drafter,
+    prompt: Sequence[int],
+    *,
+    config: SamplerConfig,
+    draft_config: SamplerConfig | None = None,
+    depth: int = 4,
+    rule: str = "exact",
+    max_tokens: int,
+    stop_tokens: Collection[int] = (),
+    seed: int | None = None,
+    policy: DepthPolicy | None = None,
+    backend: BackendName = "compiled",
+) -> TokenStream:
+    """Decode speculatively: the drafter guesses, the target checks a whole block in one call.
+
+    The text has the law of `generate` with the same `config`, whatever is drafted; at temperature 0 it is
+    the same text.
+
+    Parameters
+    ----------
+    target : TargetModel
+        The language model whose text is wanted.
+    drafter : Drafter
+        Guesses what it will say, for example a `ModelDrafter`.
+    prompt : sequence of int
+        At least one token.
+    config : SamplerConfig
+        The target's temperature, truncation and penalties. Penalties count the tokens of the completion
+        before each position, the block's own drafts included.
+    draft_config : SamplerConfig, optional
+        Handed to the drafter; default `config`. Drafters apply no penalties.
+    depth : int, default 4
+        K, the drafts per block, at least 1. Blocks near `max_tokens` are shorter, so that no draft is
+        useless.
+    rule : {"exact"}
+        Acceptance rule.
+    max_tokens : int
+        Never more tokens than this; 0 gives none.
+    stop_tokens : collection of int
+        Any of these ends the text and is its last token.
+    seed : int, optional
+        Same seed, same tokens. None: fresh entropy. Drafter and verifier draw from generators of their
+        own: children 0 and 1 of ``numpy.random.SeedSequence(seed)``.
+    policy : DepthPolicy, optional
+        Chooses the depth of every block instead of `depth`.
+    backend : {"compiled", "reference"}
+        Module that samples: `mtplx.sampling` or `mtplx.reference`. Both give the same tokens.
+
+    Returns
+    -------
+    TokenStream
+        An iterator of tokens with live `stats`; `kind` tells how the last token came about.
+
+    Raises
+    ------
+    ValueError
+        Empty prompt, `depth` below 1, negative `max_tokens`, unknown `rule` or `backend`; during
+        iteration, a drafter that breaks its protocol, logits of a wrong shape, or logits that are no
+        distribution (`mtplx.distributions.NonFiniteLogitsError`).
+
+    Examples
+    --------
+    >>> from mtplx.distributions import SamplerConfig
+    >>> from mtplx.models.ngram import NGramModel
+    >>> target, draft = (NGramModel([0, 1, 2] * 4, vocab_size=3, order=order) for order in (3, 2))
+    >>> stream = speculative_generate(
+    ...     target,
+    ...     ModelDrafter(draft, backend="reference"),
+    ...     [2, 0],
+    ...     config=SamplerConfig(temperature=0.0),
+    ...     max_tokens=5,
+    ...     backend="reference",
+    ... )
+    >>> list(stream)
+    [1, 2, 0, 1, 2]
+    >>> stream.stats.target_calls, stream.kinds[-1]
+    (1, 'bonus')
+    """
+    return TokenStream(
+        target,
+        drafter,
+        prompt,
+        config=config,
+        draft_config=config if draft_config is None else draft_config,
+        depth=depth,
+        rule=rule,
+        max_tokens=max_tokens,
+        stop_tokens=stop_tokens,
+        seed=seed,
+        policy=policy,
+        backend=backend,
+    )
