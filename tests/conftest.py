@@ -4,14 +4,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 from mtplx._csampling import dispatch
 
-from mtplx import reference
+from mtplx import reference, sampling
 
-try:
-    from mtplx import sampling
-except ImportError:
-    sampling = None
-
-ISAS = dispatch.available_isas() if sampling is not None else []
+ISAS = dispatch.available_isas()
 
 # Derandomised: a run on a loaded machine and a run in CI see the same examples. The fixtures below hold
 # no state that an example could change, so sharing one between examples is harmless.

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support import rows
 from support.ulps import assert_ulps
 
-from mtplx import reference
+from mtplx import reference, sampling
 from mtplx.distributions import NonFiniteLogitsError, SamplerConfig, SparseDistribution
 
 LN2, LN3 = math.log(2.0), math.log(3.0)
@@ -201,8 +201,6 @@ def traced_peak(call, *arguments):
 
 @pytest.mark.parametrize("dtype", rows.FLOAT_TYPES.values(), ids=list(rows.FLOAT_TYPES))
 def test_sparse_with_top_k_never_writes_a_row_of_probabilities(isa, dtype):
-    from mtplx import sampling
-
     V = 1 << 20
     x = ((np.arange(V) * 7919) % 100_003 / 5000.0).astype(dtype)
     for config in (SamplerConfig(0.7, 0.95, 20), SamplerConfig(0.7, 1.0, 20), SamplerConfig(0.0)):
@@ -211,12 +209,11 @@ def test_sparse_with_top_k_never_writes_a_row_of_probabilities(isa, dtype):
 
 
 @pytest.mark.parametrize("dtype", rows.FLOAT_TYPES.values(), ids=list(rows.FLOAT_TYPES))
-def test_a_row_of_logits_is_read_in_place(isa, dtype):
-    from mtplx import sampling
-
+def test_a_row_of_logits_is_read_without_a_float64_copy(isa, dtype):
     V = 1 << 20
     x = ((np.arange(V) * 7919) % 100_003 / 5000.0).astype(dtype)
-    strided = np.repeat(x, 2)[::2]
     out = np.empty(V)
-    for row in (x, strided, x[::-1]):
-        assert traced_peak(lambda row=row: sampling.softmax(row, 0.7, out=out)) < V
+    for row in (x, np.repeat(x, 2)[::2], x[::-1]):
+        # In place; strided rows may be gathered first, but as they are.
+        allowed = 0 if row.flags.c_contiguous else x.nbytes
+        assert traced_peak(lambda row=row: sampling.softmax(row, 0.7, out=out)) < allowed + V / 4
