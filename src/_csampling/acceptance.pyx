@@ -46,7 +46,7 @@ from mtplx._csampling.draws cimport (
     weigh,
     weights_array,
 )
-from mtplx._csampling.mass cimport add_twofold
+from mtplx._csampling.mass cimport OVERFLOW_SCALE, add_twofold
 
 cnp.import_array()
 
@@ -55,7 +55,7 @@ cdef extern from "Python.h":
     bint PyLong_CheckExact(object value)
 
 
-# ---- two numbers -----------------------------------------------------------------------------------------
+# ---- two numbers ---------------------------------------------------------------------------------
 
 
 cdef inline double acceptance(double p, double q) noexcept nogil:
@@ -84,7 +84,7 @@ cdef double one_probability(object distribution, object token_id, str name) exce
     if isinstance(distribution, SparseDistributionBase):
         token = any_id(token_id)
         return 0.0 if token < 0 else (<SparseDistributionBase>distribution).lookup(token)
-    owner = open_row(distribution, name, &row)
+    _owner = open_row(distribution, name, &row)
     token = id_within(token_id, row.n)
     probability = element(&row, token)
     if not (probability >= 0.0 and isfinite(probability)):
@@ -129,7 +129,7 @@ def acceptance_probability(target_p, draft_q, token_id):
     return acceptance(p, q)
 
 
-# ---- the differences of two sparse distributions --------------------------------------------------------------
+# ---- the differences of two sparse distributions -------------------------------------------------
 
 
 cdef double next_difference(SparseDistributionBase p, SparseDistributionBase q, Py_ssize_t i,
@@ -143,7 +143,8 @@ cdef double next_difference(SparseDistributionBase p, SparseDistributionBase q, 
     return p.weights[i]
 
 
-cdef Py_ssize_t positive_differences(SparseDistributionBase p, SparseDistributionBase q, double *total) noexcept nogil:
+cdef Py_ssize_t positive_differences(SparseDistributionBase p, SparseDistributionBase q,
+                                     double *total) noexcept nogil:
     """How many differences are positive, and their sequential sum."""
     cdef Py_ssize_t i, count = 0, place = 0
     cdef double difference
@@ -187,7 +188,7 @@ cdef tuple difference_arrays(SparseDistributionBase p, SparseDistributionBase q)
     return ids, weights
 
 
-# ---- rows ------------------------------------------------------------------------------------------------
+# ---- rows ----------------------------------------------------------------------------------------
 
 
 cdef object open_distribution(object distribution, str name, Row *row):
@@ -212,7 +213,7 @@ cdef object require_same_length(object target_p, object draft_q):
 
 
 cdef bint weigh_correction(Weights *weights, const Row *p, const Row *q, double *sums) noexcept nogil:
-    """(p - q)+, or the target's positive finite entries where no difference is positive; False without mass."""
+    """(p - q)+, or the target's positive finite entries where none is positive; False without mass."""
     return weigh(weights, p, q, False, sums) or weigh(weights, p, NULL, True, sums)
 
 
@@ -250,7 +251,6 @@ def residual_distribution(target_p, draft_q, *, out=None):
     array([0. , 0.5, 0.5])
     """
     cdef Row p, q
-    cdef Weights weights
     cdef cnp.ndarray result
     cdef double *sums
     cdef double *to
@@ -272,46 +272,58 @@ def residual_distribution(target_p, draft_q, *, out=None):
     if sums is NULL:
         raise MemoryError
     with nogil:
-        usable = weigh_correction(&weights, &p, &q, sums)
-        if usable:
-            correction_into(&weights, to)
+        usable = correction_into(&p, &q, to, sums)
     free(sums)
     if not usable:
         raise ValueError("neither the residual nor target_p has positive mass")
     return result
 
 
-cdef void correction_into(const Weights *weights, double *out) noexcept nogil:
-    """The weights divided by their compensated sum."""
+cdef bint correction_into(const Row *p, const Row *q, double *out, double *sums) noexcept nogil:
+    """The weights of a correction divided by their compensated sum; False, and out is lost, without mass.
+
+    The differences are stored before their sum is known: dividing them in the cache is cheaper than
+    reading two rows again.
+    """
     cdef double p_buffer[CHUNK]
     cdef double q_buffer[CHUNK]
-    cdef const double *p
-    cdef const double *q
-    cdef Py_ssize_t n = weights.p.n, start = 0, length, i
+    cdef const double *from_p
+    cdef const double *from_q
+    cdef Py_ssize_t n = p.n, start, length, i
     cdef twofold total
-    total.sum = total.lost = 0.0
-    for i in range((n + BLOCK - 1) // BLOCK):
-        add_twofold(&total, weights.sums[i])
-    total.sum += total.lost
-    if weights.q is not NULL and weights.p.kind == F64 and weights.q.kind == F64 and weights.scale == 1.0:
-        table.residual(<const double *>weights.p.data, <const double *>weights.q.data, n, total.sum, out)
-        return
-    while start < n:
-        length = probs_piece(weights.p, start, CHUNK, p_buffer, &p)
-        if weights.q is NULL:
-            for i in range(length):
-                q_buffer[i] = 0.0
-            q = q_buffer
+    cdef double scale = 1.0
+    cdef bint from_target = False
+    while True:
+        total.sum = total.lost = 0.0
+        start = 0
+        while start < n:
+            length = probs_piece(p, start, n if q.kind == F64 else CHUNK, p_buffer, &from_p)
+            if from_target:
+                length = min(length, <Py_ssize_t>CHUNK)
+                for i in range(length):
+                    q_buffer[i] = 0.0
+                from_q = q_buffer
+            else:
+                probs_piece(q, start, length, q_buffer, &from_q)
+            table.residual(from_p, from_q, length, out + start, sums)
+            if scale != 1.0:
+                for i in range(length):
+                    out[start + i] *= scale
+            for i in range((length + BLOCK - 1) // BLOCK):
+                add_twofold(&total, sums[i] * scale)
+            start += length
+        if not isfinite(total.sum) and scale == 1.0:
+            scale = OVERFLOW_SCALE
+        elif total.sum > 0.0:
+            table.divide_f64(out, n, total.sum + total.lost, out)
+            return True
+        elif from_target:
+            return False
         else:
-            probs_piece(weights.q, start, CHUNK, q_buffer, &q)
-        table.residual(p, q, length, 1.0, out + start)
-        for i in range(length):
-            out[start + i] *= weights.scale
-        start += length
-    table.divide_f64(out, n, total.sum, out)
+            from_target = True
 
 
-# ---- one verification --------------------------------------------------------------------------------------
+# ---- one verification ----------------------------------------------------------------------------
 
 
 cdef object verify_sparse(SparseDistributionBase p, SparseDistributionBase q, object draft_token, object rng):
@@ -385,7 +397,7 @@ def verify_one_token(target_p, draft_q, draft_token, rng=None):
 
 
 cdef object verify_rows(object target_p, object draft_q, object draft_token, object rng):
-    cdef double accept_probability, u
+    cdef double accept_probability
     cdef bitgen_t *bits
     draft_token = operator.index(draft_token)
     accept_probability = acceptance(one_probability(target_p, draft_token, "target_p"),

@@ -16,10 +16,15 @@ cdef enum:
     LONG_ROW = 4096
 
 # One row of numbers that belongs to somebody else: contiguous, aligned, native, at least one element.
+# Patches stand in place of single numbers (a penalised logit), so that a row need not be copied to be
+# changed; only readers of logits know them.
 cdef struct Row:
     const char *data
     Py_ssize_t n
     int kind
+    const int64_t *patch_ids      # ascending
+    const double *patch_values
+    Py_ssize_t patches
 
 # Opens any array_like; returns the object that keeps the memory alive.
 cdef object open_row(object values, str name, Row *row)
@@ -49,6 +54,7 @@ cdef inline double *doubles(cnp.ndarray array) noexcept nogil:
     return <double *>cnp.PyArray_DATA(array)
 
 
+# The number at i, patches aside.
 cdef inline double element(const Row *row, Py_ssize_t i) noexcept nogil:
     cdef float wide
     if row.kind == F64:
@@ -62,11 +68,24 @@ cdef inline double element(const Row *row, Py_ssize_t i) noexcept nogil:
     return wide
 
 
-# The next piece of a row as float32 or float64: the rest of the row where it lies in that type, else
-# a CHUNK of it widened into the buffer. Returns its length.
-cdef inline Py_ssize_t logits_piece(const Row *row, Py_ssize_t start, float *buffer, const void **piece,
+# The CHUNK at start as float64 with its patches, or 0 and how many elements follow without one.
+cdef Py_ssize_t patched_chunk(const Row *row, Py_ssize_t start, double *buffer, Py_ssize_t *free) noexcept nogil
+
+# The logit at i.
+cdef double logit(const Row *row, Py_ssize_t i) noexcept nogil
+
+
+# The next piece of a row of logits as float32 or float64: as much as lies there in that type, else a
+# CHUNK of it in the buffer. `start` is a multiple of CHUNK, and so is the length short of the row's end.
+cdef inline Py_ssize_t logits_piece(const Row *row, Py_ssize_t start, double *buffer, const void **piece,
                                     bint *single) noexcept nogil:
-    cdef Py_ssize_t length = row.n - start
+    cdef Py_ssize_t length = row.n - start, patched
+    if row.patches:
+        patched = patched_chunk(row, start, buffer, &length)
+        if patched:
+            piece[0] = buffer
+            single[0] = False
+            return patched
     single[0] = row.kind != F64
     if row.kind == F64:
         piece[0] = <const double *>row.data + start
@@ -77,9 +96,9 @@ cdef inline Py_ssize_t logits_piece(const Row *row, Py_ssize_t start, float *buf
     if length > CHUNK:
         length = CHUNK
     if row.kind == F16:
-        table.widen_f16(<const uint16_t *>row.data + start, buffer, length)
+        table.widen_f16(<const uint16_t *>row.data + start, <float *>buffer, length)
     else:
-        table.widen_bf16(<const uint16_t *>row.data + start, buffer, length)
+        table.widen_bf16(<const uint16_t *>row.data + start, <float *>buffer, length)
     piece[0] = buffer
     return length
 
@@ -87,9 +106,7 @@ cdef inline Py_ssize_t logits_piece(const Row *row, Py_ssize_t start, float *buf
 # The same as float64; at most `most` elements (a multiple of CHUNK) at a time.
 cdef inline Py_ssize_t probs_piece(const Row *row, Py_ssize_t start, Py_ssize_t most, double *buffer,
                                    const double **piece) noexcept nogil:
-    cdef float narrow[512]
-    cdef const void *singles
-    cdef bint single
+    cdef float narrow[512]  # CHUNK
     cdef Py_ssize_t length = row.n - start
     if length > most:
         length = most
@@ -100,8 +117,11 @@ cdef inline Py_ssize_t probs_piece(const Row *row, Py_ssize_t start, Py_ssize_t 
         length = CHUNK
     if row.kind == F32:
         table.widen_f32(<const float *>row.data + start, buffer, length)
+    elif row.kind == F16:
+        table.widen_f16(<const uint16_t *>row.data + start, narrow, length)
+        table.widen_f32(narrow, buffer, length)
     else:
-        logits_piece(row, start, narrow, &singles, &single)
+        table.widen_bf16(<const uint16_t *>row.data + start, narrow, length)
         table.widen_f32(narrow, buffer, length)
     piece[0] = buffer
     return length

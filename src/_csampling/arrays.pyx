@@ -12,6 +12,7 @@ import numpy as np
 
 cimport numpy as cnp
 from libc.stdint cimport int64_t
+from libc.string cimport memcpy
 
 cnp.import_array()
 
@@ -71,7 +72,47 @@ cdef object open_row(object values, str name, Row *row):
         F16 if typenum == NPY_HALF else BF16)
     row.data = <const char *>cnp.PyArray_DATA(array)
     row.n = cnp.PyArray_DIM(array, 0)
+    row.patches = 0
     return array
+
+
+cdef Py_ssize_t first_patch(const Row *row, Py_ssize_t start) noexcept nogil:
+    """Place of the first patch at or behind start."""
+    cdef Py_ssize_t low = 0, high = row.patches, middle
+    while low < high:
+        middle = (low + high) >> 1
+        if row.patch_ids[middle] < start:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+cdef Py_ssize_t patched_chunk(const Row *row, Py_ssize_t start, double *buffer, Py_ssize_t *free) noexcept nogil:
+    cdef Py_ssize_t place = first_patch(row, start), length = min(row.n - start, <Py_ssize_t>CHUNK), most
+    cdef const double *piece
+    free[0] = row.n - start
+    if place == row.patches:
+        return 0
+    if row.patch_ids[place] >= start + length:
+        free[0] = row.patch_ids[place] // CHUNK * CHUNK - start
+        return 0
+    probs_piece(row, start, length, buffer, &piece)
+    if piece is not buffer:
+        memcpy(buffer, piece, length * sizeof(double))
+    while place < row.patches and row.patch_ids[place] < start + length:
+        buffer[row.patch_ids[place] - start] = row.patch_values[place]
+        place += 1
+    return length
+
+
+cdef double logit(const Row *row, Py_ssize_t i) noexcept nogil:
+    cdef Py_ssize_t place
+    if row.patches:
+        place = first_patch(row, i)
+        if place < row.patches and row.patch_ids[place] == i:
+            return row.patch_values[place]
+    return element(row, i)
 
 
 cdef object bad_probabilities(object row, str name):
@@ -99,7 +140,8 @@ cdef cnp.ndarray open_out(object out, Py_ssize_t n, tuple inputs, bint float32_t
     if not cnp.PyArray_Check(out) or not out.dtype.isnative or not (
             out.dtype == np.float64 or (float32_too and out.dtype == np.float32)):
         found = out.dtype if cnp.PyArray_Check(out) else type(out).__name__
-        raise ValueError(f"out must be an array of float64{' or float32' if float32_too else ''}, not {found}")
+        wanted = "float64 or float32" if float32_too else "float64"
+        raise ValueError(f"out must be an array of {wanted}, not {found}")
     array = <cnp.ndarray>out
     if cnp.PyArray_NDIM(array) != 1 or cnp.PyArray_DIM(array, 0) != n:
         raise ValueError(f"out must have shape ({n},), not {out.shape}")

@@ -35,33 +35,33 @@ cdef extern from "kernels.h" nogil:
         double (*max_f64)(const double *x, size_t n) noexcept nogil
         double (*scaled)(double x, const scaling *s) noexcept nogil
         void (*exp_f32)(const float *x, size_t n, const scaling *s, double *out,
-                twofold *total) noexcept nogil
+                        twofold *total) noexcept nogil
         void (*exp_f64)(const double *x, size_t n, const scaling *s, double *out,
-                twofold *total) noexcept nogil
+                        twofold *total) noexcept nogil
         void (*exp_sum_f32)(const float *x, size_t n, const scaling *s, twofold *total) noexcept nogil
         void (*exp_sum_f64)(const double *x, size_t n, const scaling *s, twofold *total) noexcept nogil
         void (*exp_narrow)(const float *x, size_t n, const scaling *s, float *out,
-                twofold *total) noexcept nogil
+                           twofold *total) noexcept nogil
         int (*block_maxima_f32)(const float *x, size_t n, double *maxima) noexcept nogil
         int (*block_maxima_f64)(const double *x, size_t n, double *maxima) noexcept nogil
         int (*block_maxima_sum_f32)(const float *x, size_t n, double per_unit, double *maxima,
-                streamed *run) noexcept nogil
+                                    streamed *run) noexcept nogil
         int (*block_maxima_sum_f64)(const double *x, size_t n, double per_unit, double *maxima,
-                streamed *run) noexcept nogil
+                                    streamed *run) noexcept nogil
         size_t (*collect_f32)(const float *x, size_t n, double threshold, int64_t base, int64_t *ids,
-                double *values) noexcept nogil
+                              double *values) noexcept nogil
         size_t (*collect_f64)(const double *x, size_t n, double threshold, int64_t base, int64_t *ids,
-                double *values) noexcept nogil
+                              double *values) noexcept nogil
         void (*divide_f64)(const double *x, size_t n, double divisor, double *out) noexcept nogil
         void (*divide_f32)(const float *x, size_t n, double divisor, float *out) noexcept nogil
         int (*block_maxima_checked)(const double *p, size_t n, double *maxima) noexcept nogil
         int (*block_sums)(const double *p, size_t n, double *sums) noexcept nogil
         void (*block_sums_residual)(const double *p, const double *q, size_t n, double *sums) noexcept nogil
-        void (*residual)(const double *p, const double *q, size_t n, double divisor,
-                double *out) noexcept nogil
+        void (*residual)(const double *p, const double *q, size_t n, double *out,
+                         double *sums) noexcept nogil
         size_t (*split)(const double *p, size_t n, double bound, double *values, int *bad) noexcept nogil
         void (*histogram)(const double *values, size_t n, uint64_t low, uint64_t high, int shift,
-                bucket *even, bucket *odd) noexcept nogil
+                          bucket *even, bucket *odd) noexcept nogil
         void (*sum_at_least)(const double *values, size_t n, double threshold, twofold *total) noexcept nogil
         void (*keep)(const double *p, size_t n, double threshold, double divisor, double *out) noexcept nogil
         void (*overlap)(const double *p, const double *q, size_t n, twofold *total) noexcept nogil

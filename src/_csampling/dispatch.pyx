@@ -39,7 +39,8 @@ def use_isa(str name):
     cdef bytes encoded = name.encode()
     cdef const kernels *chosen = select_kernels(encoded)
     if chosen is NULL:
-        raise ValueError(f"instruction set {name!r} is not available; there are {', '.join(available_isas())}")
+        known = ", ".join(available_isas())
+        raise ValueError(f"instruction set {name!r} is not available; there are {known}")
     table = chosen
 
 

@@ -191,7 +191,10 @@ cdef class SparseDistributionBase:
         if not normalise(out, count) > 0.0:
             raise non_finite_logits_type(
                 "no probability is positive and finite",
-                nan_count=int(np.isnan(probs).sum()), inf_count=int(np.isinf(probs).sum()), vocab_size=vocab_size)
+                nan_count=int(np.isnan(probs).sum()),
+                inf_count=int(np.isinf(probs).sum()),
+                vocab_size=vocab_size,
+            )
         self.attach(ids, weights, size, ascending)
 
     cdef void attach(self, cnp.ndarray ids, cnp.ndarray weights, int64_t vocab_size, bint ascending):
@@ -252,7 +255,8 @@ cdef class SparseDistributionBase:
                 and np.array_equal(self.probs, other.probs))
 
     def __reduce__(self):
-        return restore, (type(self), self.token_ids, self.probs, self.vocab_size), getattr(self, "__dict__", None)
+        stored = (type(self), self.token_ids, self.probs, self.vocab_size)
+        return restore, stored, getattr(self, "__dict__", None)
 
 
 cdef cnp.ndarray dense_array(SparseDistributionBase distribution):

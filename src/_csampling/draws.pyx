@@ -24,6 +24,7 @@ from mtplx._csampling.arrays cimport (
     Row,
     bad_probabilities,
     doubles,
+    element,
     new_doubles,
     open_row,
     probs_piece,
@@ -56,7 +57,7 @@ cdef object open_rng(object rng):
         return np.random.default_rng()
     for method in ("random", "choice"):
         if not callable(getattr(rng, method, None)):
-            raise TypeError(f"rng must have the methods random and choice; {type(rng).__name__} lacks {method}")
+            raise TypeError(f"rng must have random and choice methods; {type(rng).__name__} lacks {method}")
     return rng
 
 
@@ -69,12 +70,13 @@ cdef double *new_sums(Py_ssize_t n) noexcept nogil:
     return <double *>malloc((n + BLOCK - 1) // BLOCK * sizeof(double))
 
 
-# ---- dense ---------------------------------------------------------------------------------------------
+# ---- dense ---------------------------------------------------------------------------------------
 
 
 cdef Py_ssize_t weights_piece(const Weights *weights, Py_ssize_t start, double *buffer, double *other,
                               const double **piece) noexcept nogil:
     """The next weights of a row, scaled; at most a CHUNK at a time where they have to be computed."""
+    cdef double sums[2]  # CHUNK / BLOCK
     cdef const double *p
     cdef const double *q
     cdef Py_ssize_t i, length
@@ -88,7 +90,7 @@ cdef Py_ssize_t weights_piece(const Weights *weights, Py_ssize_t start, double *
         q = other
     else:
         probs_piece(weights.q, start, CHUNK, other, &q)
-    table.residual(p, q, length, 1.0, buffer)
+    table.residual(p, q, length, buffer, sums)
     if weights.scale != 1.0:
         for i in range(length):
             buffer[i] *= weights.scale
@@ -96,7 +98,8 @@ cdef Py_ssize_t weights_piece(const Weights *weights, Py_ssize_t start, double *
     return length
 
 
-cdef bint weigh(Weights *weights, const Row *p, const Row *q, bint positive_part, double *sums) noexcept nogil:
+cdef bint weigh(Weights *weights, const Row *p, const Row *q, bint positive_part,
+                double *sums) noexcept nogil:
     cdef double buffer[CHUNK]
     cdef double other[CHUNK]
     cdef const double *piece
@@ -114,17 +117,25 @@ cdef bint weigh(Weights *weights, const Row *p, const Row *q, bint positive_part
             length = weights_piece(weights, start, buffer, other, &piece)
             if table.block_sums(piece, length, sums + start // BLOCK):
                 return False
-            if q is NULL and not positive_part and table.max_f64(piece, length) == INFINITY:
-                return False
             start += length
         weights.total = 0.0
         for block in range(blocks):
             weights.total += sums[block]
         if isfinite(weights.total) or weights.scale != 1.0:
             return weights.total > 0.0
-        # Weights too large for their sum, or differences that are not finite.
+        # Weights too large for their sum, or an infinite one (a difference that is infinite counts as 0).
+        if q is NULL and not positive_part and infinite(p):
+            return False
         weights.scale = OVERFLOW_SCALE
         start = 0
+
+
+cdef bint infinite(const Row *p) noexcept nogil:
+    cdef Py_ssize_t i
+    for i in range(p.n):
+        if element(p, i) == INFINITY:
+            return True
+    return False
 
 
 cdef Py_ssize_t draw(const Weights *weights, double u) noexcept nogil:
@@ -195,7 +206,7 @@ cdef cnp.ndarray weights_array(const Weights *weights):
     return array
 
 
-# ---- sparse, and objects that draw by themselves -----------------------------------------------------------
+# ---- sparse, and objects that draw by themselves -------------------------------------------------
 
 
 cdef Py_ssize_t draw_place(const double *weights, Py_ssize_t count, double u) noexcept nogil:

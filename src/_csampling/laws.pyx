@@ -8,7 +8,7 @@ from mtplx._csampling.acceptance cimport positive_differences
 from mtplx._csampling.arrays cimport F64, Row, bad_probabilities, doubles, new_doubles, open_row
 from mtplx._csampling.dispatch cimport BLOCK, table, twofold
 from mtplx._csampling.distributions cimport SparseDistributionBase, ascending_copy, dense_array
-from mtplx._csampling.draws cimport Weights, new_sums, weigh
+from mtplx._csampling.draws cimport new_sums
 from mtplx._csampling.mass cimport OVERFLOW_SCALE, ROW_FINE, add_twofold, weigh_row, widen_into
 
 cnp.import_array()

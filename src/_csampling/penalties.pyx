@@ -1,13 +1,15 @@
 """Presence and frequency penalties, and overlays, as sparse updates of a row of logits."""
 
-import operator
 from collections.abc import Mapping
 
 cimport numpy as cnp
 from libc.math cimport isnan
+from libc.stdint cimport int64_t
+from libc.stdlib cimport free, malloc
 
-from mtplx._csampling.arrays cimport Row, doubles, id_within, new_doubles, open_row
+from mtplx._csampling.arrays cimport Row, doubles, element, id_within, new_doubles, open_row
 from mtplx._csampling.mass cimport widen_into
+from mtplx._csampling.selection cimport Candidate, sort_candidates
 
 cnp.import_array()
 
@@ -25,6 +27,78 @@ cdef double clamped(double penalty, str name) except? -3.0:
 cdef object require_mapping(object mapping, str name):
     if mapping is not None and not isinstance(mapping, (dict, Mapping)):
         raise TypeError(f"{name} must be a mapping of token ids, not {type(mapping).__name__}")
+
+
+cdef class Patches:
+
+    def __cinit__(self, Py_ssize_t most):
+        self.ids = <int64_t *>malloc(max(most, 1) * sizeof(int64_t))
+        self.values = <double *>malloc(max(most, 1) * sizeof(double))
+        if self.ids is NULL or self.values is NULL:
+            raise MemoryError
+
+    def __dealloc__(self):
+        free(self.ids)
+        free(self.values)
+
+    cdef void attach(self, Row *row) noexcept nogil:
+        row.patch_ids = self.ids
+        row.patch_values = self.values
+        row.patches = self.count
+
+
+cdef Patches open_patches(const Row *row, object token_counts, double presence, double frequency, object overlay):
+    cdef bint counted = token_counts is not None and (presence != 0.0 or frequency != 0.0)
+    cdef Py_ssize_t from_counts = len(token_counts) if counted else 0
+    cdef Py_ssize_t from_overlay = len(overlay) if overlay is not None else 0
+    cdef Py_ssize_t most = from_counts + from_overlay, filled = 0, i
+    cdef double occurrences, amount
+    cdef Candidate *updates
+    cdef Patches patches
+    if most == 0:
+        return None
+    patches = Patches(most)
+    updates = <Candidate *>malloc(most * sizeof(Candidate))
+    if updates is NULL:
+        raise MemoryError
+    try:
+        if counted:
+            for token, count in token_counts.items():
+                occurrences = count
+                if not occurrences >= 0.0:
+                    raise ValueError(f"token {token} has the count {count}")
+                updates[filled].id = id_within(token, row.n)
+                updates[filled].value = frequency * occurrences + presence * (occurrences > 0.0)
+                filled += 1
+                if filled == from_counts:
+                    break
+        from_counts = filled
+        if from_overlay:
+            for token, value in overlay.items():
+                amount = value
+                if isnan(amount):
+                    raise ValueError(f"penalty_overlay of token {token} is {value}")
+                updates[filled].id = id_within(token, row.n)
+                updates[filled].value = amount
+                filled += 1
+                if filled == most:
+                    break
+        # By id, the penalty of a token before its overlay.
+        for i in range(filled):
+            updates[i].weight = -2.0 * updates[i].id - (i >= from_counts)
+            updates[i].id = 2 * updates[i].id + (i >= from_counts)
+        sort_candidates(updates, filled)
+        for i in range(filled):
+            updates[i].id >>= 1
+            if patches.count and patches.ids[patches.count - 1] == updates[i].id:
+                patches.values[patches.count - 1] -= updates[i].value
+            else:
+                patches.ids[patches.count] = updates[i].id
+                patches.values[patches.count] = element(row, updates[i].id) - updates[i].value
+                patches.count += 1
+    finally:
+        free(updates)
+    return patches
 
 
 def apply_penalties(logits, token_counts, double presence_penalty=0.0, double frequency_penalty=0.0,
@@ -63,33 +137,26 @@ def apply_penalties(logits, token_counts, double presence_penalty=0.0, double fr
     array([0.75, 1.25, 2.  ])
     """
     cdef Row row
+    cdef Patches patches
     cdef cnp.ndarray penalised
     cdef double *to
-    cdef double occurrences, amount
+    cdef Py_ssize_t i
     cdef double presence = clamped(presence_penalty, "presence_penalty")
     cdef double frequency = clamped(frequency_penalty, "frequency_penalty")
-    cdef bint counted, overlaid
     require_mapping(token_counts, "token_counts")
     require_mapping(penalty_overlay, "penalty_overlay")
-    counted = (presence != 0.0 or frequency != 0.0) and token_counts is not None and len(token_counts) > 0
-    overlaid = penalty_overlay is not None and len(penalty_overlay) > 0
-    if not counted and not overlaid:
+    if nothing_to_do(token_counts, presence, frequency, penalty_overlay):
         return logits
-    owner = open_row(logits, "logits", &row)
+    _owner = open_row(logits, "logits", &row)
+    patches = open_patches(&row, token_counts, presence, frequency, penalty_overlay)
     penalised = new_doubles(row.n)
     to = doubles(penalised)
     with nogil:
         widen_into(&row, to)
-    if counted:
-        for token, count in token_counts.items():
-            occurrences = count
-            if not occurrences >= 0.0:
-                raise ValueError(f"token {token} has the count {count}")
-            to[id_within(token, row.n)] -= frequency * occurrences + presence * (occurrences > 0.0)
-    if overlaid:
-        for token, value in penalty_overlay.items():
-            amount = value
-            if isnan(amount):
-                raise ValueError(f"penalty_overlay of token {token} is {value}")
-            to[id_within(token, row.n)] -= amount
+        for i in range(patches.count):
+            to[patches.ids[i]] = patches.values[i]
     return penalised
+
+
+cdef bint nothing_to_do(object token_counts, double presence, double frequency, object overlay) except -1:
+    return (not token_counts or (presence == 0.0 and frequency == 0.0)) and not overlay

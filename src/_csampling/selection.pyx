@@ -53,7 +53,7 @@ cdef double LOG2_E = 1.4426950408889634
 cdef double OVERFLOW_SCALE = 2.0 ** -64
 
 
-# ---- ranking -----------------------------------------------------------------------------------------
+# ---- ranking -------------------------------------------------------------------------------------
 
 
 cdef inline bint outranks(const Candidate *a, const Candidate *b) noexcept nogil:
@@ -155,7 +155,7 @@ cdef Py_ssize_t nucleus_size(const Candidate *items, Py_ssize_t count, double to
     return count
 
 
-# ---- few ranks of given probabilities ------------------------------------------------------------------
+# ---- few ranks of given probabilities ------------------------------------------------------------
 
 
 cdef selection_status best_probabilities(const Row *row, Py_ssize_t k, Candidates *best) noexcept nogil:
@@ -248,7 +248,7 @@ cdef inline bint any_at_least(const double *maxima, double bound) noexcept nogil
     return found
 
 
-# ---- few ranks of logits ---------------------------------------------------------------------------------
+# ---- few ranks of logits -------------------------------------------------------------------------
 
 
 cdef void weigh(Candidate *items, Py_ssize_t count, const scaling *s) noexcept nogil:
@@ -337,7 +337,7 @@ cdef selection_status best_logits(const Row *row, double temperature, double top
 cdef selection_status block_pass(const Row *row, double temperature, bint with_sum, double *maxima,
                                  streamed *run) noexcept nogil:
     """Block maxima of a row of logits, the largest of all, and a rough sum of exponentials if asked for."""
-    cdef float buffer[CHUNK]
+    cdef double buffer[CHUNK]
     cdef const void *piece
     cdef bint single, nan = False
     cdef Py_ssize_t start = 0, length, j
@@ -367,7 +367,7 @@ cdef selection_status block_pass(const Row *row, double temperature, bint with_s
 cdef selection_status collect_logits(const Row *row, const scaling *s, Py_ssize_t k, double *maxima,
                                      Py_ssize_t blocks, Candidates *best) noexcept nogil:
     """Everything that can be among the k best, with weights, ranked."""
-    cdef float buffer[CHUNK]
+    cdef double buffer[CHUNK]
     cdef int64_t ids[CHUNK]
     cdef double values[CHUNK]
     cdef const void *piece
@@ -403,7 +403,7 @@ cdef selection_status collect_logits(const Row *row, const scaling *s, Py_ssize_
                 return TOO_MANY
             level = best.items[k - 1].value
             bound = slack_below(s, level, row.n)
-            if row.kind != F64 and <float>bound == <float>level:
+            if row.kind != F64 and row.patches == 0 and <float>bound == <float>level:
                 # No float32 lies between: what ties is equal.
                 bound = nextafter(level, INFINITY)
     weigh(best.items, best.count, s)
@@ -491,7 +491,7 @@ cdef bint uncertain_cut(const Candidates *best, Py_ssize_t kept) noexcept nogil:
     return False
 
 
-# ---- many ranks, or mass alone -----------------------------------------------------------------------------
+# ---- many ranks, or mass alone -------------------------------------------------------------------
 
 
 cdef enum:
@@ -792,7 +792,7 @@ cdef void keep_into(const double *p, Py_ssize_t n, const Cut *cut, double *out) 
     table.keep(p + i, n - i, nextafter(cut.threshold, INFINITY), cut.total, out + i)
 
 
-# ---- sorting ---------------------------------------------------------------------------------------------------
+# ---- sorting -------------------------------------------------------------------------------------
 
 
 cdef void sort_descending(double *values, Py_ssize_t count) noexcept nogil:

@@ -32,7 +32,7 @@ cdef double NARROW_LOW = 2.0 ** -60, NARROW_HIGH = 2.0 ** 60, NARROW_TOP = 2.0 *
 
 
 cdef double largest_logit(const Row *row) noexcept nogil:
-    cdef float buffer[CHUNK]
+    cdef double buffer[CHUNK]
     cdef const void *piece
     cdef bint single
     cdef Py_ssize_t start = 0, length
@@ -50,7 +50,7 @@ cdef double largest_logit(const Row *row) noexcept nogil:
 
 
 cdef Py_ssize_t first_at(const Row *row, double largest) noexcept nogil:
-    cdef float buffer[CHUNK]
+    cdef double buffer[CHUNK]
     cdef int64_t ids[CHUNK]
     cdef double values[CHUNK]
     cdef const void *piece
@@ -89,7 +89,7 @@ cdef void set_scaling(scaling *s, double temperature, double largest) noexcept n
 
 
 cdef double exponentials(const Row *row, const scaling *s, double *out) noexcept nogil:
-    cdef float buffer[CHUNK]
+    cdef double buffer[CHUNK]
     cdef const void *piece
     cdef bint single
     cdef Py_ssize_t start = 0, length
@@ -111,7 +111,7 @@ cdef double exponentials(const Row *row, const scaling *s, double *out) noexcept
 
 cdef double narrow_exponentials(const Row *row, const scaling *s, float *out) noexcept nogil:
     """The exponentials as float32, their sum as float64."""
-    cdef float buffer[CHUNK]
+    cdef double buffer[CHUNK]
     cdef double wide[CHUNK]
     cdef const void *piece
     cdef bint single
@@ -138,7 +138,7 @@ cdef double narrow_exponentials(const Row *row, const scaling *s, float *out) no
 
 cdef void uniform_into(const Row *row, double *out) noexcept nogil:
     """The limit of an infinite temperature: equal mass on everything above -inf."""
-    cdef float buffer[CHUNK]
+    cdef double buffer[CHUNK]
     cdef const void *piece
     cdef bint single
     cdef Py_ssize_t start = 0, length, i, count = 0

@@ -23,6 +23,7 @@ from mtplx._csampling.arrays cimport (
 from mtplx._csampling.dispatch cimport table, twofold
 from mtplx._csampling.distributions cimport adopt, bad_logits, normalise
 from mtplx._csampling.mass cimport OVERFLOW_SCALE, ROW_FINE, ROW_WITHOUT_MASS, weigh_row, widen_into
+from mtplx._csampling.penalties cimport Patches, clamped, open_patches, require_mapping
 from mtplx._csampling.selection cimport (
     BAD_LOGIT,
     BAD_PROBABILITY,
@@ -91,7 +92,8 @@ cdef selection_status scatter(Candidates *best, Py_ssize_t n, double *out) noexc
     return SELECTED
 
 
-cdef selection_status cut_into(const double *p, Py_ssize_t n, double top_p, Py_ssize_t k, double *out) noexcept nogil:
+cdef selection_status cut_into(const double *p, Py_ssize_t n, double top_p, Py_ssize_t k,
+                               double *out) noexcept nogil:
     """The truncated row; p and out may be the same. The result's own memory is room to work in."""
     cdef Cut cut
     cdef selection_status status = NO_MEMORY
@@ -239,7 +241,7 @@ def deterministic_top_k_order(values, top_k):
     cdef Py_ssize_t k, i
     cdef selection_status status = TOO_MANY
     cdef bint ranked
-    owner = open_row(values, "values", &row)
+    _owner = open_row(values, "values", &row)
     k = min(max(operator.index(top_k), 0), row.n)
     if k and few(k, row.n):
         with nogil:
@@ -286,30 +288,52 @@ cdef selection_status whole_row_into(const Row *row, double temperature, double 
     return cut_into(out, row.n, top_p, k, out)
 
 
-def distribution_from_logits(logits, double temperature, double top_p, top_k, out, raw_logits):
-    """`mtplx.sampling.distribution_from_logits` of logits that are penalised already.
+cdef Patches open_penalties(const Row *row, double presence_penalty, double frequency_penalty,
+                            object token_counts, object penalty_overlay):
+    cdef double presence = clamped(presence_penalty, "presence_penalty")
+    cdef double frequency = clamped(frequency_penalty, "frequency_penalty")
+    if token_counts is None and penalty_overlay is None:
+        return None
+    require_mapping(token_counts, "token_counts")
+    require_mapping(penalty_overlay, "penalty_overlay")
+    return open_patches(row, token_counts, presence, frequency, penalty_overlay)
 
-    `raw_logits` is what the caller gave: `out` must not overlap it either.
-    """
+
+def distribution_from_logits(logits, double temperature, double top_p, top_k, double presence_penalty,
+                             double frequency_penalty, token_counts, penalty_overlay, out):
+    """`mtplx.sampling.distribution_from_logits` with the configuration taken apart."""
     cdef Row row
+    cdef Patches patches
     cdef cnp.ndarray result
     cdef double *to
     cdef Py_ssize_t k
     cdef selection_status status
     owner = open_row(logits, "logits", &row)
+    patches = open_penalties(&row, presence_penalty, frequency_penalty, token_counts, penalty_overlay)
+    if patches is not None:
+        patches.attach(&row)
     if isnan(temperature):
         raise ValueError("temperature is nan")
     top_p = nucleus_mass(top_p)
     k = ranks_kept(top_k, row.n)
-    result = open_out(out, row.n, (raw_logits, owner))
+    result = open_out(out, row.n, (logits, owner))
     to = doubles(result)
     with nogil:
         status = logits_into(&row, temperature, top_p, k, to)
     if status == NO_MEMORY:
         raise MemoryError
     if status != SELECTED:
-        raise bad_logits(owner, "distribution_from_logits")
+        raise bad_logits(penalised_row(&row, owner), "distribution_from_logits")
     return result
+
+
+cdef object penalised_row(const Row *row, object owner):
+    """The row with its patches, to describe an error."""
+    cdef Py_ssize_t i
+    values = owner.astype("float64")
+    for i in range(row.patches):
+        values[row.patch_ids[i]] = row.patch_values[i]
+    return values
 
 
 cdef object sparse_of_best(Candidates *best, Py_ssize_t n):
@@ -342,15 +366,20 @@ cdef object sparse_of_dense(const double *p, Py_ssize_t n):
     return adopt(ids, probs, n)
 
 
-def sparse_distribution_from_logits(logits, double temperature, double top_p, top_k):
-    """`mtplx.sampling.sparse_distribution_from_logits` of logits that are penalised already."""
+def sparse_distribution_from_logits(logits, double temperature, double top_p, top_k, double presence_penalty,
+                                    double frequency_penalty, token_counts, penalty_overlay):
+    """`mtplx.sampling.sparse_distribution_from_logits` with the configuration taken apart."""
     cdef Row row
+    cdef Patches patches
     cdef Candidates best
     cdef Py_ssize_t k
     cdef double largest
     cdef double *dense
     cdef selection_status status
     owner = open_row(logits, "logits", &row)
+    patches = open_penalties(&row, presence_penalty, frequency_penalty, token_counts, penalty_overlay)
+    if patches is not None:
+        patches.attach(&row)
     if isnan(temperature):
         raise ValueError("temperature is nan")
     top_p = nucleus_mass(top_p)
@@ -360,7 +389,7 @@ def sparse_distribution_from_logits(logits, double temperature, double top_p, to
         if temperature <= 0.0:
             largest = largest_logit(&row)
             if not isfinite(largest):
-                raise bad_logits(owner, "sparse_distribution_from_logits")
+                raise bad_logits(penalised_row(&row, owner), "sparse_distribution_from_logits")
             best.items = <Candidate *>malloc(sizeof(Candidate))
             best.count = 1
             status = SELECTED if best.items is not NULL else NO_MEMORY
@@ -390,4 +419,4 @@ def sparse_distribution_from_logits(logits, double temperature, double top_p, to
             free(dense)
     if status == NO_MEMORY:
         raise MemoryError
-    raise bad_logits(owner, "sparse_distribution_from_logits")
+    raise bad_logits(penalised_row(&row, owner), "sparse_distribution_from_logits")

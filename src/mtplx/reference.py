@@ -642,9 +642,7 @@ def as_generator(rng: Any) -> Any:
         return np.random.default_rng()
     for method in ("random", "choice"):
         if not callable(getattr(rng, method, None)):
-            raise TypeError(
-                f"rng must have the methods random and choice; {type(rng).__name__} lacks {method}"
-            )
+            raise TypeError(f"rng must have random and choice methods; {type(rng).__name__} lacks {method}")
     return rng
 
 
@@ -808,7 +806,7 @@ def speculative_output_marginal(target_p: Any, draft_q: Any) -> Float64:
     shared = np.minimum(p, q)
     residual = np.maximum(p - q, 0.0)
     mass = residual.sum()
-    return shared + (1.0 - shared.sum()) * (residual / mass if mass > 0.0 else p)
+    return np.asarray(shared + (1.0 - shared.sum()) * (residual / mass if mass > 0.0 else p))
 
 
 def total_variation(p: Any, q: Any) -> float:

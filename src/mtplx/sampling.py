@@ -70,7 +70,7 @@ def distribution_from_logits(
     config : SamplerConfig
         At temperature <= 0 the result is one-hot, whatever the truncation.
     token_counts, penalty_overlay : mapping, optional
-        As in `apply_penalties`.
+        As in `apply_penalties`; applied without a copy of the row.
     out : ndarray of float64, shape (V,), optional
 
     Returns
@@ -88,11 +88,16 @@ def distribution_from_logits(
     >>> distribution_from_logits([0.0, 1.0, 2.0], SamplerConfig(temperature=0))
     array([0., 0., 1.])
     """
-    penalised = apply_penalties(
-        logits, token_counts, config.presence_penalty, config.frequency_penalty, penalty_overlay
-    )
     return truncation.distribution_from_logits(
-        penalised, config.temperature, config.top_p, config.top_k, out, logits
+        logits,
+        config.temperature,
+        config.top_p,
+        config.top_k,
+        config.presence_penalty,
+        config.frequency_penalty,
+        token_counts,
+        penalty_overlay,
+        out,
     )
 
 
@@ -128,9 +133,13 @@ def sparse_distribution_from_logits(
     >>> d.token_ids, d.probs
     (array([1, 2]), array([0.5, 0.5]))
     """
-    penalised = apply_penalties(
-        logits, token_counts, config.presence_penalty, config.frequency_penalty, penalty_overlay
-    )
     return truncation.sparse_distribution_from_logits(
-        penalised, config.temperature, config.top_p, config.top_k
+        logits,
+        config.temperature,
+        config.top_p,
+        config.top_k,
+        config.presence_penalty,
+        config.frequency_penalty,
+        token_counts,
+        penalty_overlay,
     )

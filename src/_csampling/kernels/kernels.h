@@ -91,8 +91,8 @@ typedef struct kernels {
     int (*block_sums)(const double *p, size_t n, double *sums);
     /* One sum of (p - q)+ per BLOCK, NaN counted as 0. */
     void (*block_sums_residual)(const double *p, const double *q, size_t n, double *sums);
-    /* out = (p - q)+ / divisor, NaN and inf counted as 0. */
-    void (*residual)(const double *p, const double *q, size_t n, double divisor, double *out);
+    /* out = (p - q)+, NaN and inf counted as 0, and the same sums. */
+    void (*residual)(const double *p, const double *q, size_t n, double *out, double *sums);
     /* Elements >= bound, packed in order into values (room for n); *bad is set nonzero if an element is
      * negative or NaN. Returns how many. */
     size_t (*split)(const double *p, size_t n, double bound, double *values, int *bad);

@@ -28,7 +28,7 @@ enum {
 };
 #define IN_GROUP UNROLLED for (int j = 0; j < GROUP; ++j)
 
-/* ---- sums ----------------------------------------------------------------------------------------- */
+/* ---- sums ------------------------------------------------------------------------------------ */
 
 /* Sum of 16 lanes, halves onto halves: the order does not depend on the width of a vector. */
 INLINE double fold(f64v *acc)
@@ -57,7 +57,7 @@ INLINE void add_twofold(twofold *total, double y)
     for (int lane = 0; lane < SIXTEEN; ++lane) name[lane] = (pad); \
     memcpy(name, (x) + (i), ((n) - (i)) * sizeof(double))
 
-/* ---- conversion ------------------------------------------------------------------------------------- */
+/* ---- conversion ------------------------------------------------------------------------------ */
 
 #define WIDEN_16(NAME)                                                          \
     static void widen_##NAME(const uint16_t *x, float *out, size_t n)           \
@@ -82,7 +82,7 @@ static void widen_f32(const float *x, double *out, size_t n)
         out[i] = x[i];
 }
 
-/* ---- logits: maxima ----------------------------------------------------------------------------------- */
+/* ---- logits: maxima -------------------------------------------------------------------------- */
 
 #define LARGEST(NAME, TYPE, VECTOR, MASK, STEP, LOAD, ALL, LARGER, EITHER_NAN, BITS)           \
     static double NAME(const TYPE *x, size_t n)                                               \
@@ -109,7 +109,7 @@ static void widen_f32(const float *x, double *out, size_t n)
 LARGEST(max_f32, float, f32v, i32v, F32_LANES, load_f32, all_f32, larger_f32, either_nan_f32, bits_f32)
 LARGEST(max_f64, double, f64v, i64v, F64_LANES, load_f64, all_f64, larger_f64, either_nan_f64, bits_f64)
 
-/* ---- logits: exponentials ---------------------------------------------------------------------------- */
+/* ---- logits: exponentials -------------------------------------------------------------------- */
 
 /* x/T correctly rounded by Markstein's correction of x * (1/T), at half the cost of a division. It
  * makes NaN of what overflows; then, and where there is no fused multiply-add, divide. */
@@ -239,7 +239,7 @@ static void exp_sum_f64(const double *x, size_t n, const scaling *s, twofold *to
     EXP_BY_RULE(x, n, 0, s, NULL, total);
 }
 
-/* ---- logits: float32 result --------------------------------------------------------------------------- */
+/* ---- logits: float32 result ------------------------------------------------------------------ */
 
 /* The argument of 2^x as a pair of floats: d + error = x - top exactly (Knuth), times log2(e)/T as a
  * pair. The rounded part goes to the exponent, |f| <= 1/2 to the polynomial. */
@@ -316,7 +316,7 @@ static void exp_narrow(const float *x, size_t n, const scaling *s, float *out, t
     }
 }
 
-/* ---- logits: block maxima, and the rough sum ------------------------------------------------------------ */
+/* ---- logits: block maxima, and the rough sum ------------------------------------------------- */
 
 /* Maxima of one CHUNK (or what is left of a row) by place modulo SIDE_BY_SIDE; nonzero at a NaN. */
 INLINE int chunk_maxima_f32(const float *x, size_t n, double *maxima)
@@ -499,7 +499,7 @@ static int block_maxima_sum_f64(const double *x, size_t n, double per_unit, doub
     return nan;
 }
 
-/* ---- logits: collection ------------------------------------------------------------------------------------ */
+/* ---- logits: collection ---------------------------------------------------------------------- */
 
 static size_t collect_f32(const float *x, size_t n, double threshold, int64_t base, int64_t *ids, double *values)
 {
@@ -539,7 +539,7 @@ static size_t collect_f64(const double *x, size_t n, double threshold, int64_t b
     return count;
 }
 
-/* ---- probabilities: element by element ------------------------------------------------------------------------ */
+/* ---- probabilities: element by element ------------------------------------------------------- */
 
 /* A loop over groups of 16 whose last one is padded: EACH sees `i`, `from` and the vectors' places. */
 #define MAP_F64(n, EACH)                                                  \
@@ -593,19 +593,6 @@ static void keep(const double *p, size_t n, double threshold, double divisor, do
         MAP_F64(n, KEPT_DIVIDED);
 }
 
-static void residual(const double *p, const double *q, size_t n, double divisor, double *out)
-{
-    const f64v d = all_f64(divisor), y = all_f64(1.0 / divisor), zero = all_f64(0.0), top = all_f64(DBL_MAX);
-#define DIFFERENCE(load) (load(p + i) - load(q + i))
-#define USABLE(x) (((x) > zero) & ((x) <= top))
-#define RESIDUAL_CORRECTED(load) (f64v)(USABLE(DIFFERENCE(load)) & (i64v)quotient(DIFFERENCE(load), d, y))
-#define RESIDUAL_DIVIDED(load) (f64v)(USABLE(DIFFERENCE(load)) & (i64v)(DIFFERENCE(load) / d))
-    if (has_reciprocal(divisor))
-        MAP_F64(n, RESIDUAL_CORRECTED);
-    else
-        MAP_F64(n, RESIDUAL_DIVIDED);
-}
-
 static void marginal(const double *p, const double *q, size_t n, double rate, double *out)
 {
     const f64v r = all_f64(rate), zero = all_f64(0.0);
@@ -615,7 +602,7 @@ static void marginal(const double *p, const double *q, size_t n, double rate, do
     MAP_F64(n, LAW);
 }
 
-/* ---- probabilities: sums --------------------------------------------------------------------------------------- */
+/* ---- probabilities: sums --------------------------------------------------------------------- */
 
 /* Walks a row block by block. STEP(from, other) adds a group of 16 to acc; DONE(block) takes its fold.
  * Four groups are summed apart and then added to the block: 16 additions of equal numbers one after
@@ -672,6 +659,42 @@ static void block_sums_residual(const double *p, const double *q, size_t n, doub
     BLOCKWISE(p, q, n, ABOVE, TO_SUMS);
 }
 
+static void residual(const double *p, const double *q, size_t n, double *out, double *sums)
+{
+    const f64v zero = all_f64(0.0), top = all_f64(DBL_MAX);
+    size_t i = 0;
+    for (size_t block = 0; i < n; ++block) {
+        const size_t end = n - i > BLOCK ? i + BLOCK : n;
+        const size_t whole = i + (end - i) / SIXTEEN * SIXTEEN;
+        double rest_p[SIXTEEN] = {0}, rest_q[SIXTEEN] = {0}, rest[SIXTEEN];
+        f64v acc[GROUP], sum[GROUP];
+        IN_GROUP sum[j] = zero;
+        memcpy(rest_p, p + whole, (end - whole) * sizeof *p);
+        memcpy(rest_q, q + whole, (end - whole) * sizeof *q);
+        while (i < end) {
+            /* Four groups, as in BLOCKWISE. */
+            const size_t stop = end - i < 4 * SIXTEEN ? end : i + 4 * SIXTEEN;
+            IN_GROUP acc[j] = zero;
+            for (; i < stop; i += SIXTEEN) {
+                const int inside = i < whole;
+                const double *from_p = inside ? p + i : rest_p, *from_q = inside ? q + i : rest_q;
+                double *to = inside ? out + i : rest;
+                IN_GROUP
+                {
+                    f64v d = load_f64(from_p + j * F64_LANES) - load_f64(from_q + j * F64_LANES);
+                    d = (f64v)((i64v)d & (d > zero) & (d <= top));
+                    store_f64(to + j * F64_LANES, d);
+                    acc[j] += d;
+                }
+            }
+            IN_GROUP sum[j] += acc[j];
+        }
+        i = end;
+        memcpy(out + whole, rest, (end - whole) * sizeof *out);
+        sums[block] = fold(sum);
+    }
+}
+
 static void sum_at_least(const double *values, size_t n, double threshold, twofold *total)
 {
 #define AT_LEAST(from, other)                                                        \
@@ -711,7 +734,7 @@ static void sum_p_log_p(const double *p, size_t n, double scale, twofold *total)
     BLOCKWISE(p, p, n, P_LOG_P, TO_TOTAL);
 }
 
-/* ---- probabilities: selection -------------------------------------------------------------------------------------- */
+/* ---- probabilities: selection ---------------------------------------------------------------- */
 
 static size_t split(const double *p, size_t n, double bound, double *values, int *bad)
 {

@@ -56,7 +56,7 @@ typedef uint32_t u32v __attribute__((vector_size(4 * F32_LANES)));
 typedef float f32h __attribute__((vector_size(4 * F64_LANES)));
 typedef uint16_t u16v __attribute__((vector_size(2 * F32_LANES)));
 
-/* ---- loads, stores, constants ------------------------------------------------------------------ */
+/* ---- loads, stores, constants ---------------------------------------------------------------- */
 
 INLINE f64v all_f64(double x)
 {
@@ -113,7 +113,7 @@ INLINE f32v narrow_f64(f64v low, f64v high)
 #endif
 }
 
-/* ---- what the vector extensions lack ------------------------------------------------------------ */
+/* ---- what the vector extensions lack --------------------------------------------------------- */
 
 #if defined(__AVX512F__)
 INLINE f64v fma_f64(f64v a, f64v b, f64v c) { return (f64v)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c); }

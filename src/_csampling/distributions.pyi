@@ -1,0 +1,26 @@
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+@dataclass(frozen=True)
+class SpeculativeDecision:
+    accepted: bool
+    token_id: int
+    accept_probability: float
+
+class SparseDistributionBase:
+    @property
+    def token_ids(self) -> NDArray[np.int64]: ...
+    @property
+    def probs(self) -> NDArray[np.float64]: ...
+    @property
+    def vocab_size(self) -> int: ...
+    def __init__(self, token_ids: ArrayLike, probs: ArrayLike, vocab_size: int) -> None: ...
+    @classmethod
+    def one_hot(cls, token_id: int, vocab_size: int) -> Self: ...
+    def probability(self, token_id: int) -> float: ...
+    def to_dense(self) -> NDArray[np.float64]: ...
+
+def register_python_types(sparse: type[Any], non_finite_logits: type[Any], describe: Any) -> None: ...

@@ -1,0 +1,3 @@
+from typing import Any
+
+def sample_from_distribution(probs: Any, rng: Any = None) -> int: ...
