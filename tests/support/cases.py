@@ -18,8 +18,8 @@ TOP_PS = (0.0, 0.1, 0.5, 0.9, 0.95, 0.999, 1.0)
 TOP_KS = (0, 1, 5, 20, "V")
 SETTINGS = tuple(itertools.product(TEMPERATURES, TOP_PS, TOP_KS))
 
-SMALL, WHOLE = 5_000, 151_936
-ONE_WHOLE_IN = 1_000
+SMALL, MIDDLE, WHOLE = 5_000, 20_000, 151_936
+ONE_WHOLE_IN, ONE_MIDDLE_IN = 1_000, 50  # a middling row is long enough for 20 ranks to be few
 
 SHAPES = (
     "flat",
@@ -34,6 +34,7 @@ SHAPES = (
     "float16",
     "neighbours",
     "subnormal",
+    "far",
     "huge",
 )
 DTYPES = ("float64", "float64", "float32", "float32", "float16", "bfloat16", ">f8", ">f4", "int64", "int16")
@@ -99,6 +100,8 @@ def logits_of(shape: str, V: int, rng: np.random.Generator) -> Any:
         return x
     if shape == "subnormal":
         return -rng.uniform(690.0, 750.0, V) * (rng.random(V) < 0.9)
+    if shape == "far":  # a large common part, which a short float cannot carry
+        return rng.normal(size=V) * 3.0 + rng.choice([-1.0, 1.0]) * 10.0 ** rng.uniform(2.0, 13.0)
     return rng.choice([1e308, -1e308, 1.7e308, 0.0, 1e300, -np.inf], V) if V > 1 else np.array([1e308])
 
 
@@ -161,11 +164,15 @@ def on_a_step(weights: Any, rng: np.random.Generator) -> float:
 def make_case(number: int, seed: int = 0) -> Case:
     rng = np.random.Generator(np.random.PCG64([seed, number]))
     temperature, top_p, top_k = SETTINGS[number % len(SETTINGS)]
-    V = WHOLE if rng.integers(ONE_WHOLE_IN) == 0 else int(np.exp(rng.uniform(0, np.log(SMALL + 1.0))))
+    V = int(np.exp(rng.uniform(0, np.log(SMALL + 1.0))))
+    if rng.integers(ONE_WHOLE_IN) == 0:
+        V = WHOLE
+    elif rng.integers(ONE_MIDDLE_IN) == 0:
+        V = int(rng.integers(SMALL, MIDDLE))
     shape = str(rng.choice(SHAPES))
     x = logits_of(shape, V, rng)
     dtype = str(rng.choice(DTYPES))
-    if shape in ("neighbours", "huge"):  # need the range or the resolution of float64
+    if shape in ("neighbours", "far", "huge"):  # need the range or the resolution of float64
         dtype = str(rng.choice(["float64", ">f8"]))
     with np.errstate(all="ignore"):
         if dtype.startswith("int"):

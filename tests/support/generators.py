@@ -13,18 +13,22 @@ BIT_GENERATORS = {
 }
 
 
-def scripted(*uniforms):
-    """A plain `Generator` whose next `random()` calls return these (at most 4) multiples of 2**-53.
+def script(rng, *uniforms):
+    """Make the next `random()` calls of a Philox generator return these (at most 4) multiples of 2**-53.
 
     Philox keeps four finished words in a buffer, and `random()` is the upper 53 bits of a word.
     """
-    bits = np.random.Philox(0)
-    state = bits.state
+    state = rng.bit_generator.state
     words = [int(u * 2.0**53) << 11 for u in uniforms]
     state["buffer"] = np.array([0] * (4 - len(words)) + words, dtype=np.uint64)
     state["buffer_pos"] = 4 - len(words)
-    bits.state = state
-    return np.random.Generator(bits)
+    rng.bit_generator.state = state
+    return rng
+
+
+def scripted(*uniforms):
+    """A plain `Generator` with this script."""
+    return script(np.random.Generator(np.random.Philox(0)), *uniforms)
 
 
 def around(value):

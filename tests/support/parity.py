@@ -8,15 +8,11 @@ import numpy as np
 from mtplx import reference, sampling
 from mtplx.distributions import SamplerConfig, SparseDistribution
 from support.cases import Case
-from support.generators import plain_state, scripted
+from support.generators import LAST, script, scripted
 from support.ulps import ulps_apart
 
 FROM_LOGITS, GIVEN, LAW = 8.0, 4.0, 1e-12  # contract 1, promise 3
 NARROW = 4.0  # softmax to float32, in float32 units (design 3)
-
-
-def seeded(seed: int) -> np.random.Generator:
-    return np.random.Generator(np.random.PCG64(seed))
 
 
 class Expected:
@@ -24,10 +20,11 @@ class Expected:
 
     def __init__(self, case: Case) -> None:
         self.case = case
-        self.config = SamplerConfig(
-            case.temperature, case.top_p, case.top_k, case.presence, case.frequency
-        )
-        p, q = case.target, case.draft
+        self.config = SamplerConfig(case.temperature, case.top_p, case.top_k, case.presence, case.frequency)
+        p = case.target
+        self.rng = np.random.Generator(np.random.PCG64(case.draw_seed))
+        self.start = self.rng.bit_generator.state
+        self.scripted = scripted()
         self.penalised = reference.apply_penalties(
             case.logits, case.counts, case.presence, case.frequency, case.overlay
         )
@@ -40,7 +37,6 @@ class Expected:
         self.verifications = [self.verify(reference, a, b) for a, b in self.pairs]
         self.accept = [reference.acceptance_probability(a, b, case.token) for a, b in self.pairs]
         self.laws = [self.law(reference, a, b) for a, b in self.pairs[:2]]
-        del p, q
 
     def truncations(self) -> list[tuple[float, int]]:
         case = self.case
@@ -54,7 +50,9 @@ class Expected:
         for row in dense:
             ids = np.flatnonzero(row)
             sparse.append(SparseDistribution(ids, row[ids], row.size))
-        shuffled = seeded(self.case.draw_seed).permutation(sparse[1].token_ids.size)
+        shuffled = np.random.Generator(np.random.PCG64(self.case.draw_seed)).permutation(
+            sparse[1].token_ids.size
+        )
         stored = SparseDistribution(sparse[1].token_ids[shuffled], sparse[1].probs[shuffled], p.size)
         yield p, q
         yield sparse[0], sparse[1]
@@ -63,17 +61,20 @@ class Expected:
         yield stored, sparse[0]
 
     def draw(self, face: Any, distribution: Any) -> list[Any]:
-        rng = seeded(self.case.draw_seed)
+        rng = self.rng
+        rng.bit_generator.state = self.start
         tokens = [face.sample_from_distribution(distribution, rng) for _ in range(2)]
-        tokens += [face.sample_from_distribution(distribution, scripted(u)) for u in self.case.uniforms]
-        return [tokens, plain_state(rng)]
+        for u in self.case.uniforms:
+            tokens.append(face.sample_from_distribution(distribution, script(self.scripted, u)))
+        return [tokens, rng.bit_generator.state]
 
     def verify(self, face: Any, p: Any, q: Any) -> list[Any]:
         token, (first, second) = self.case.token, self.case.uniforms
-        rng = seeded(self.case.draw_seed)
-        found: list[Any] = [face.verify_one_token(p, q, token, rng), plain_state(rng)]
-        for coin, number in ((1.0 - 2.0**-53, second), (0.0, second), (first, second)):
-            found.append(face.verify_one_token(p, q, token, scripted(coin, number)))
+        rng = self.rng
+        rng.bit_generator.state = self.start
+        found: list[Any] = [face.verify_one_token(p, q, token, rng), rng.bit_generator.state]
+        for coin in (first, LAST):
+            found.append(face.verify_one_token(p, q, token, script(self.scripted, coin, second)))
         return found
 
     def law(self, face: Any, p: Any, q: Any) -> tuple[Any, list[float]]:
