@@ -10,9 +10,10 @@ import pytest
 from mtplx._csampling import dispatch
 from support import exact
 from support.cases import SETTINGS, SHAPES, SMALL, TEMPERATURES, TOP_KS, TOP_PS, WHOLE, make_case
-from support.parity import Expected, mismatches
+from support.parity import Expected, compare_rows, mismatches
 
 from mtplx import reference, sampling
+from mtplx.distributions import SparseDistribution
 
 CASES, CHUNK = 20_000, 500
 
@@ -112,3 +113,99 @@ def test_dyadic_rows_against_rational_numbers(isa):
             assert np.flatnonzero(reference.apply_top_p_top_k(p, top_p, top_k)).tolist() == expected, str(
                 case
             )
+
+
+# ---- rows of anything ------------------------------------------------------------------------------
+
+NASTY = [
+    np.nan,
+    np.inf,
+    -np.inf,
+    -1.0,
+    -0.0,
+    0.0,
+    5e-324,
+    1e-310,
+    1e-300,
+    0.25,
+    0.5,
+    1.0,
+    1e300,
+    1.7e308,
+    -1.7e308,
+]
+LENGTHS = (1, 1, 2, 3, 5, 16, 17, 40, 257, 600, 1300)
+
+
+def nasty_row(rng):
+    n = int(rng.choice(LENGTHS))
+    row = rng.choice(NASTY, n)
+    if rng.random() < 0.7:  # mostly harmless
+        row = np.where(rng.random(n) < rng.choice([0.0, 1.0 / n, 0.1]), row, rng.random(n))
+    with np.errstate(all="ignore"):
+        return row.astype(rng.choice(["f8", "f8", "f8", "f4", ">f8"]))
+
+
+def outcome(call):
+    """What a call does, in a form that compares with ==."""
+    try:
+        with np.errstate(all="ignore"):
+            result = call()
+    except Exception as error:
+        return ("error", type(error))
+    if isinstance(result, np.ndarray):
+        return "row", result
+    if hasattr(result, "probs"):
+        return "sparse", result.token_ids.tolist(), result.vocab_size, result.probs
+    return "value", result
+
+
+def same_outcome(one, two, most):
+    if one[0] != two[0] or one[1:-1] != two[1:-1]:
+        return False
+    if isinstance(one[-1], np.ndarray):
+        return not list(compare_rows("", two[-1], one[-1], most))
+    if one[0] == "value" and isinstance(one[1], float):
+        return abs(one[1] - two[1]) <= 1e-12 * max(1.0, abs(one[1]))  # a distance of rows as given
+    return one == two
+
+
+def nasty_calls(p, q, rng):
+    token = int(rng.integers(-1, p.size + 1))
+    top_p, top_k = float(rng.choice([0.0, 0.3, 0.9, 1.0, np.nan])), int(rng.integers(-1, p.size + 2))
+    temperature = float(rng.choice([0.0, 1e-310, 0.7, 1.0, 1e308, np.inf]))
+    sparse = []
+    for row in (p, q):
+        try:
+            sparse.append(
+                SparseDistribution(np.arange(row.size), np.abs(row), row.size + int(rng.integers(0, 2)))
+            )
+        except ValueError:
+            sparse.append(SparseDistribution([0], [1.0], row.size))
+    yield "order", 0, lambda f: f.deterministic_top_k_order(p, top_k)
+    yield "truncate", 4, lambda f: f.apply_top_p_top_k(p, top_p, top_k)
+    yield "softmax", 8, lambda f: f.softmax(p, temperature)
+    yield "entropy", 0, lambda f: f.distribution_entropy(p)
+    yield "draw", 0, lambda f: f.sample_from_distribution(p, np.random.default_rng(1))
+    for a, b in ((p, q), (p, sparse[1]), (sparse[0], q), (sparse[0], sparse[1])):
+        yield "residual", 4, lambda f, a=a, b=b: f.residual_distribution(a, b)
+        yield "accept", 0, lambda f, a=a, b=b: f.acceptance_probability(a, b, token)
+        yield "distance", 0, lambda f, a=a, b=b: f.total_variation(a, b)
+        yield "verify", 0, lambda f, a=a, b=b: f.verify_one_token(a, b, token, np.random.default_rng(1))
+
+
+@pytest.mark.parametrize("first", range(0, 2000, 250))
+def test_rows_of_anything_have_the_same_outcome(isa, first):
+    """Values that are no probabilities: the same numbers, or an error of the same class."""
+    raised = 0
+    for number in range(first, first + 250):
+        rng = np.random.default_rng([9, number])
+        p = nasty_row(rng)
+        q = rng.permutation(p) if rng.random() < 0.3 else nasty_row(rng)
+        if rng.random() < 0.8:
+            q = np.resize(q, p.size)
+        for name, most, call in nasty_calls(p, q, rng):
+            expected, got = (outcome(lambda f=f, call=call: call(f)) for f in (reference, sampling))
+            raised += expected[0] == "error"
+            assert same_outcome(expected, got, most), (number, name, expected, got)
+    assert raised > 250
