@@ -69,7 +69,8 @@ cdef inline double element(const Row *row, Py_ssize_t i) noexcept nogil:
 
 
 # The CHUNK at start as float64 with its patches, or 0 and how many elements follow without one.
-cdef Py_ssize_t patched_chunk(const Row *row, Py_ssize_t start, double *buffer, Py_ssize_t *free) noexcept nogil
+cdef Py_ssize_t patched_chunk(const Row *row, Py_ssize_t start, double *buffer,
+                              Py_ssize_t *free) noexcept nogil
 
 # The logit at i.
 cdef double logit(const Row *row, Py_ssize_t i) noexcept nogil

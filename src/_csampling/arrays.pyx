@@ -88,14 +88,15 @@ cdef Py_ssize_t first_patch(const Row *row, Py_ssize_t start) noexcept nogil:
     return low
 
 
-cdef Py_ssize_t patched_chunk(const Row *row, Py_ssize_t start, double *buffer, Py_ssize_t *free) noexcept nogil:
-    cdef Py_ssize_t place = first_patch(row, start), length = min(row.n - start, <Py_ssize_t>CHUNK), most
+cdef Py_ssize_t patched_chunk(const Row *row, Py_ssize_t start, double *buffer,
+                              Py_ssize_t *free) noexcept nogil:
+    cdef Py_ssize_t place = first_patch(row, start), length = min(row.n - start, <Py_ssize_t>CHUNK)
     cdef const double *piece
     free[0] = row.n - start
     if place == row.patches:
         return 0
     if row.patch_ids[place] >= start + length:
-        free[0] = row.patch_ids[place] // CHUNK * CHUNK - start
+        free[0] = min(row.n, row.patch_ids[place] // CHUNK * CHUNK) - start
         return 0
     probs_piece(row, start, length, buffer, &piece)
     if piece is not buffer:

@@ -12,7 +12,8 @@ cdef class Patches:
     cdef void attach(self, Row *row) noexcept nogil
 
 # The patches of one row, None where there is nothing to do. Checks everything.
-cdef Patches open_patches(const Row *row, object token_counts, double presence, double frequency, object overlay)
+cdef Patches open_patches(const Row *row, object token_counts, double presence, double frequency,
+                          object overlay)
 
 # TypeError if a mapping is none.
 cdef object require_mapping(object mapping, str name)

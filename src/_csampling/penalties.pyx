@@ -47,7 +47,8 @@ cdef class Patches:
         row.patches = self.count
 
 
-cdef Patches open_patches(const Row *row, object token_counts, double presence, double frequency, object overlay):
+cdef Patches open_patches(const Row *row, object token_counts, double presence, double frequency,
+                          object overlay):
     cdef bint counted = token_counts is not None and (presence != 0.0 or frequency != 0.0)
     cdef Py_ssize_t from_counts = len(token_counts) if counted else 0
     cdef Py_ssize_t from_overlay = len(overlay) if overlay is not None else 0

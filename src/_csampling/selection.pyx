@@ -37,10 +37,10 @@ from mtplx._csampling.dispatch cimport (
     SIDE_BY_SIDE,
     bucket,
     count_fallback,
+    running,
     scaling,
     streamed,
     table,
-    twofold,
 )
 from mtplx._csampling.softmax cimport exponentials, set_scaling
 
@@ -254,9 +254,9 @@ cdef inline bint any_at_least(const double *maxima, double bound) noexcept nogil
 cdef void weigh(Candidate *items, Py_ssize_t count, const scaling *s) noexcept nogil:
     """Exponentials of the candidates' logits, with the bits that softmax gives them."""
     cdef double logits[CHUNK]
-    cdef twofold ignored
+    cdef running ignored
     cdef Py_ssize_t start = 0, length, i
-    ignored.sum = ignored.lost = 0.0
+    memset(&ignored, 0, sizeof(ignored))
     while start < count:
         length = min(count - start, <Py_ssize_t>CHUNK)
         for i in range(length):
@@ -753,7 +753,7 @@ cdef walk_result replay(const Search *search, double *values, Cut *cut) noexcept
 
 cdef void finish(const Search *search, double *values, Cut *cut) noexcept nogil:
     """The kept sum, compensated; scaled where it overflows."""
-    cdef twofold total
+    cdef running total
     cdef Py_ssize_t i
     # Where the cut divides a level, what is above it and a multiple of it: taking the rest of the level
     # away from a sum would cancel.
@@ -761,9 +761,9 @@ cdef void finish(const Search *search, double *values, Cut *cut) noexcept nogil:
     cdef double lowest = nextafter(cut.threshold, INFINITY) if divided else cut.threshold
     cut.scale = 1.0
     while True:
-        total.sum = total.lost = 0.0
+        memset(&total, 0, sizeof(total))
         table.sum_at_least(values, search.count, lowest * cut.scale, &total)
-        cut.total = total.sum + total.lost
+        cut.total = table.total(&total)
         if divided:
             cut.total += cut.level_kept * (cut.threshold * cut.scale)
         if isfinite(cut.total):
