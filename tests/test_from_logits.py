@@ -129,6 +129,39 @@ def test_penalties_and_overlays(face, dtype):
                 assert_composed(face, x, config, counts, overlay)
 
 
+@pytest.mark.parametrize("dtype", rows.FLOAT_TYPES.values(), ids=list(rows.FLOAT_TYPES))
+@pytest.mark.parametrize("n", [513, 1100, 6000, 20_000])
+def test_penalised_tokens_everywhere_in_a_long_row(face, n, dtype):
+    """At the ends of blocks and chunks, many at a time, the largest logits among them, bans and boosts."""
+    rng = np.random.default_rng(n)
+    x = (rng.normal(size=n) * 3).astype(dtype)
+    best = np.argsort(-x.astype(np.float64))[:6].tolist()
+    edges = [i for i in (0, 1, 255, 256, 511, 512, 513, 1023, 1024, n - 2, n - 1) if i < n]
+    many = rng.choice(n, n // 3, replace=False).tolist()
+    half = x.copy()
+    half[rng.random(n) < 0.5] = -np.inf
+    named = {
+        "edges": ({token: 1 + token % 3 for token in edges}, None),
+        "the best": (dict.fromkeys(best, 9), None),
+        "many": (
+            {token: token % 4 for token in many},
+            {token: float(token % 7) - 3.0 for token in many[::2]},
+        ),
+        "the best banned": (None, dict.fromkeys(best, math.inf)),
+        "all but a few banned": (None, dict.fromkeys(sorted(set(range(n)) - set(edges)), math.inf)),
+        "edges raised to the top": (None, {token: -50.0 - token % 2 for token in edges}),
+        "a boost that overflows": (None, {edges[1]: -1.7e308, edges[2]: 1.7e308}),
+    }
+    for name, (counts, overlay) in named.items():
+        for row in (x, half):
+            if row is half and "banned" in name:
+                continue
+            for top_p, top_k in ((0.9, 0), (0.95, 20), (1.0, 5), (1.0, 0)):
+                for temperature in (0.0, 0.8):
+                    config = SamplerConfig(temperature, top_p, top_k, 0.5, 0.25)
+                    assert_composed(face, row, config, counts, overlay, (name, config))
+
+
 def test_settings_that_mean_off(face):
     x = [0.0, LN2, LN3]
     for top_p, top_k in itertools.product((0.0, 1.0, -1.0, 7.0), (None, 0, -1, 3, 2**40, 2**64)):

@@ -436,19 +436,24 @@ NOT_NUMBERS = {
 }
 
 
-@pytest.mark.parametrize("kind", NOT_ONE_ROW)
-@pytest.mark.parametrize("name", ONE_ROW)
-def test_anything_but_one_row_is_refused(face, name, kind):
-    with pytest.raises(ValueError, match=r".") as caught:
-        ONE_ROW[name](face, NOT_ONE_ROW[kind])
-    assert not isinstance(caught.value, NonFiniteLogitsError)
+def answer_to(call):
+    """The class of the error that a call raises, or its result."""
+    try:
+        return repr(call())
+    except Exception as error:
+        return type(error)
 
 
-@pytest.mark.parametrize("kind", NOT_NUMBERS)
 @pytest.mark.parametrize("name", ONE_ROW)
-def test_anything_but_numbers_is_refused(face, name, kind):
-    with pytest.raises(TypeError):
-        ONE_ROW[name](face, NOT_NUMBERS[kind])
+def test_anything_but_one_row_is_refused(face, name):
+    answers = {kind: answer_to(lambda row=row: ONE_ROW[name](face, row)) for kind, row in NOT_ONE_ROW.items()}
+    assert answers == dict.fromkeys(NOT_ONE_ROW, ValueError)
+
+
+@pytest.mark.parametrize("name", ONE_ROW)
+def test_anything_but_numbers_is_refused(face, name):
+    answers = {kind: answer_to(lambda row=row: ONE_ROW[name](face, row)) for kind, row in NOT_NUMBERS.items()}
+    assert answers == dict.fromkeys(NOT_NUMBERS, TypeError)
 
 
 # (call, class, part of the message): the class is compared exactly, so the two faces agree in type.

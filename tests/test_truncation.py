@@ -199,7 +199,7 @@ def whole_vocabulary(top_p):
     return [(name, p, np.array(exact.kept_sequentially(p, top_p))) for name, p in found]
 
 
-@pytest.mark.parametrize("top_p", [0.5, 0.9, 0.999])
+@pytest.mark.parametrize("top_p", [0.5, 0.999])
 def test_worst_case_rows_of_a_whole_vocabulary(face, top_p):
     for name, p, kept in whole_vocabulary(top_p):
         got = face.apply_top_p_top_k(p, top_p)
