@@ -33,6 +33,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
+from importlib import import_module
 from itertools import repeat
 from statistics import median
 from typing import Any, Literal
@@ -51,6 +52,7 @@ __all__ = [
     "WORST_INPUTS",
     "BenchError",
     "Line",
+    "PlainSparseDistribution",
     "Row",
     "Timing",
     "logits",
@@ -59,7 +61,9 @@ __all__ = [
     "measure_row",
     "pair",
     "probabilities",
+    "rejected_pair",
     "scaling",
+    "sparse_pair",
     "summarise_scaling",
     "summarise_worst",
     "table",
@@ -246,10 +250,10 @@ def _row_of(dtype: str) -> Callable[[str, int], Arguments]:
         if dtype != "bfloat16":
             return (logits(kind, vocab).astype(dtype),)
         try:
-            from ml_dtypes import bfloat16
+            dtypes: Any = import_module("ml_dtypes")
         except ImportError as error:
             raise BenchError("ml_dtypes is not installed") from error
-        return (logits(kind, vocab).astype(bfloat16),)
+        return (logits(kind, vocab).astype(dtypes.bfloat16),)
 
     return make
 
@@ -282,7 +286,7 @@ def _draw(face: Face, p: Any) -> Thunk:
     return partial(face.sample_from_distribution, p, np.random.default_rng(5))
 
 
-def _rejected_pair(kind: str, vocab: int) -> Arguments:
+def rejected_pair(kind: str, vocab: int) -> Arguments:
     """A pair and a token that is all but never accepted: its ratio is not 0, which the checks look at."""
     p, q = (row.copy() for row in pair(kind, vocab))
     token = int(q.argmax())
@@ -298,7 +302,7 @@ def _residual(face: Face, p: Any, q: Any) -> Thunk:
     return partial(face.residual_distribution, p, q)
 
 
-def _sparse_pair(kind: str, vocab: int, rejected: bool) -> Arguments:
+def sparse_pair(kind: str, vocab: int, rejected: bool) -> Arguments:
     """Twenty tokens each of target and draft, about half of them in both."""
     p, q = pair(kind, vocab)
     ids = [np.sort(reference.deterministic_top_k_order(row, 20)) for row in (p, q)]
@@ -347,7 +351,7 @@ class PlainSparseDistribution:
 
 
 def _construction(kind: str, vocab: int) -> Arguments:
-    d = _sparse_pair(kind, vocab, False)[0]
+    d = sparse_pair(kind, vocab, False)[0]
     return d.token_ids, d.probs, vocab
 
 
@@ -439,13 +443,13 @@ ROWS: tuple[Row, ...] = (
     ),
     Row("softmax + top-p, logits to dense", _row_of("float32"), _dense(_TOP_P), 60, 40, 18_500),
     Row("categorical draw", _probabilities_at(1.0), _draw, 30, 18, 560),
-    Row("residual + draw", _rejected_pair, _verify, 24, 14, 790),
+    Row("residual + draw", rejected_pair, _verify, 24, 14, 790),
     # The goals give this one in time, 88 and 110 us, and its reference as anything from 200 to 870 us,
     # which was NumPy's allocator in its fast and in its slow state; in the fast one it is this column.
     Row("residual", pair, _residual, 580 / 88, 580 / 110, 580),
     Row(
         "verify, 20 tokens, accepted",
-        partial(_sparse_pair, rejected=False),
+        partial(sparse_pair, rejected=False),
         _verify,
         22,
         15,
@@ -456,7 +460,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "verify, 20 tokens, rejected",
-        partial(_sparse_pair, rejected=True),
+        partial(sparse_pair, rejected=True),
         _verify,
         100,
         60,
