@@ -16,6 +16,9 @@ import pytest
 from support.blocks import InOrder, every_face, first_above, plain_block
 from support.statistics import FALSE_ALARM, law_refuted
 
+from mtplx import reference
+from mtplx.reference import rules
+
 V, K, LENGTH, BLOCKS = 4, 3, 4, 8_000
 LOSSLESS = ("exact", "match", "block")
 
@@ -212,3 +215,50 @@ def test_the_plain_statement_passes_too():
             return plain_block(rule, target, draft, drafts, InOrder(rng))[0]
 
         assert not refuted(counts_of(verify, 5))
+
+
+# ---- coins taken out ---------------------------------------------------------------------------------
+
+
+def outcomes(rule, target, draft, drafts):
+    """(probability, accepted, weights of the next token) of one block, as `mtplx.reference.rules` says."""
+    alive = 1.0
+    if rule == "block":
+        prefixes = rules.prefix_acceptances(target, draft, drafts)
+        for i in range(K, -1, -1):
+            if i == K:
+                keep, weights = prefixes[K - 1], target[K]
+            else:
+                prefix = prefixes[i - 1] if i else 1.0
+                keep = rules.block_keep_probability(target[i], draft[i], prefix) if i else 1.0
+                weights = rules.block_weights(target[i], draft[i], prefix)[1]
+            yield alive * keep, i, weights
+            alive *= 1.0 - keep
+        return
+    for i, x in enumerate(drafts):
+        if rule == "match":
+            keep, weights = target[i][x], np.where(np.arange(V) == x, 0.0, target[i])
+        else:
+            keep = reference.acceptance_probability(target[i], draft[i], x)
+            weights = rules.exact_weights(target[i], draft[i])[1]
+        yield alive * (1.0 - keep), i, weights
+        alive *= keep
+    yield alive, K, target[K]
+
+
+@pytest.mark.parametrize("rule", LOSSLESS)
+@pytest.mark.parametrize("model", [DRAFT, TARGET, Model(9)], ids=["near", "the target itself", "far"])
+def test_the_recipe_for_taking_coins_out(rule, model):
+    """Every draft, every outcome: the law of the target, to 1e-12."""
+    law = np.zeros([V] * LENGTH)
+    for drafts in itertools.product(range(V), repeat=K):
+        target = [TARGET.rows[drafts[:i]] for i in range(K + 1)]
+        draft = [model.rows[drafts[:i]] for i in range(K)]
+        drafted = np.prod([row[x] for row, x in zip(draft, drafts, strict=True)])
+        for probability, accepted, weights in outcomes(rule, target, draft, drafts):
+            for token in range(V):
+                text = (*drafts[:accepted], token)
+                share = drafted * probability * weights[token] / max(weights.sum(), 1e-300)
+                # The rest of the text is the target's.
+                law[text] += share * LAW[text] / LAW[text].sum()
+    assert np.abs(law - LAW).sum() <= 1e-12
