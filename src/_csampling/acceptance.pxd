@@ -1,5 +1,23 @@
-from mtplx._csampling.distributions cimport SparseDistributionBase
+from libc.stdint cimport int64_t
+
+from mtplx._csampling.arrays cimport Row
+from mtplx._csampling.distributions cimport Support
+from mtplx._csampling.draws cimport Weights
+
+
+# min(1, p/q), 1 for q = 0 < p, 0 for p = 0.
+cdef inline double acceptance(double p, double q) noexcept nogil:
+    cdef double ratio
+    if q == 0.0:
+        return 1.0 if p > 0.0 else 0.0
+    ratio = p / q
+    return ratio if ratio < 1.0 else 1.0
 
 # How many differences p - q are positive, and their sequential sum. Both ascend.
-cdef Py_ssize_t positive_differences(SparseDistributionBase p, SparseDistributionBase q,
-                                     double *total) noexcept nogil
+cdef Py_ssize_t positive_differences(const Support *p, const Support *q, double *total) noexcept nogil
+
+# A draw from (p - q)+, or from p where no difference is positive. Both ascend.
+cdef int64_t draw_difference(const Support *p, const Support *q, double u) noexcept nogil
+
+# (p - q)+, or the target's positive finite entries where no difference is positive; False without mass.
+cdef bint weigh_correction(Weights *weights, const Row *p, const Row *q, double *sums) noexcept nogil

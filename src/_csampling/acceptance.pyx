@@ -8,6 +8,7 @@ cimport numpy as cnp
 from libc.math cimport isfinite
 from libc.stdint cimport int64_t
 from libc.stdlib cimport free
+from libc.string cimport memset
 
 from mtplx._csampling.arrays cimport (
     F64,
@@ -23,9 +24,10 @@ from mtplx._csampling.arrays cimport (
     open_row,
     probs_piece,
 )
-from mtplx._csampling.dispatch cimport BLOCK, CHUNK, table, twofold
+from mtplx._csampling.dispatch cimport CHUNK, running, table
 from mtplx._csampling.distributions cimport (
     SparseDistributionBase,
+    Support,
     adopt,
     ascending_copy,
     dense_array,
@@ -46,7 +48,7 @@ from mtplx._csampling.draws cimport (
     weigh,
     weights_array,
 )
-from mtplx._csampling.mass cimport OVERFLOW_SCALE, add_twofold
+from mtplx._csampling.mass cimport OVERFLOW_SCALE
 
 cnp.import_array()
 
@@ -56,14 +58,6 @@ cdef extern from "Python.h":
 
 
 # ---- two numbers ---------------------------------------------------------------------------------
-
-
-cdef inline double acceptance(double p, double q) noexcept nogil:
-    cdef double ratio
-    if q == 0.0:
-        return 1.0 if p > 0.0 else 0.0
-    ratio = p / q
-    return ratio if ratio < 1.0 else 1.0
 
 
 cdef int64_t any_id(object token_id) except? -2:
@@ -132,8 +126,7 @@ def acceptance_probability(target_p, draft_q, token_id):
 # ---- the differences of two sparse distributions -------------------------------------------------
 
 
-cdef double next_difference(SparseDistributionBase p, SparseDistributionBase q, Py_ssize_t i,
-                            Py_ssize_t *place) noexcept nogil:
+cdef double next_difference(const Support *p, const Support *q, Py_ssize_t i, Py_ssize_t *place) noexcept nogil:
     """p - q at entry i of p; `place` walks along q. Both ascend."""
     cdef int64_t token = p.ids[i]
     while place[0] < q.count and q.ids[place[0]] < token:
@@ -143,9 +136,7 @@ cdef double next_difference(SparseDistributionBase p, SparseDistributionBase q, 
     return p.weights[i]
 
 
-cdef Py_ssize_t positive_differences(SparseDistributionBase p, SparseDistributionBase q,
-                                     double *total) noexcept nogil:
-    """How many differences are positive, and their sequential sum."""
+cdef Py_ssize_t positive_differences(const Support *p, const Support *q, double *total) noexcept nogil:
     cdef Py_ssize_t i, count = 0, place = 0
     cdef double difference
     total[0] = 0.0
@@ -157,8 +148,7 @@ cdef Py_ssize_t positive_differences(SparseDistributionBase p, SparseDistributio
     return count
 
 
-cdef int64_t draw_difference(SparseDistributionBase p, SparseDistributionBase q, double u) noexcept nogil:
-    """A draw from (p - q)+, or from p where no difference is positive."""
+cdef int64_t draw_difference(const Support *p, const Support *q, double u) noexcept nogil:
     cdef double total, cumulative = 0.0, difference
     cdef Py_ssize_t i, place = 0
     if positive_differences(p, q, &total) == 0:
@@ -172,7 +162,7 @@ cdef int64_t draw_difference(SparseDistributionBase p, SparseDistributionBase q,
     return p.ids[p.count - 1]  # not reached: the last sum is the total, and u < 1
 
 
-cdef tuple difference_arrays(SparseDistributionBase p, SparseDistributionBase q):
+cdef tuple difference_arrays(const Support *p, const Support *q):
     """Ids and weights of (p - q)+; empty where no difference is positive. Both ascend."""
     cdef double total, difference
     cdef Py_ssize_t count = positive_differences(p, q, &total), i, place = 0, at = 0
@@ -251,14 +241,19 @@ def residual_distribution(target_p, draft_q, *, out=None):
     array([0. , 0.5, 0.5])
     """
     cdef Row p, q
+    cdef SparseDistributionBase target, draft
+    cdef Support target_support, draft_support
     cdef cnp.ndarray result
-    cdef double *sums
     cdef double *to
     cdef bint usable
     if isinstance(target_p, SparseDistributionBase) and isinstance(draft_q, SparseDistributionBase):
         if out is not None:
             raise ValueError("out is for a dense result, and both distributions are sparse")
-        ids, differences = difference_arrays(ascending_copy(target_p), ascending_copy(draft_q))
+        target = ascending_copy(target_p)
+        draft = ascending_copy(draft_q)
+        target_support = target.support()
+        draft_support = draft.support()
+        ids, differences = difference_arrays(&target_support, &draft_support)
         if len(ids) == 0:
             return target_p
         normalise(doubles(differences), len(ids))
@@ -268,18 +263,14 @@ def residual_distribution(target_p, draft_q, *, out=None):
     q_owner = open_distribution(draft_q, "draft_q", &q)
     result = open_out(out, p.n, (target_p, draft_q, p_owner, q_owner))
     to = doubles(result)
-    sums = new_sums(p.n)
-    if sums is NULL:
-        raise MemoryError
     with nogil:
-        usable = correction_into(&p, &q, to, sums)
-    free(sums)
+        usable = correction_into(&p, &q, to)
     if not usable:
         raise ValueError("neither the residual nor target_p has positive mass")
     return result
 
 
-cdef bint correction_into(const Row *p, const Row *q, double *out, double *sums) noexcept nogil:
+cdef bint correction_into(const Row *p, const Row *q, double *out) noexcept nogil:
     """The weights of a correction divided by their compensated sum; False, and out is lost, without mass.
 
     The differences are stored before their sum is known: dividing them in the cache is cheaper than
@@ -290,11 +281,11 @@ cdef bint correction_into(const Row *p, const Row *q, double *out, double *sums)
     cdef const double *from_p
     cdef const double *from_q
     cdef Py_ssize_t n = p.n, start, length, i
-    cdef twofold total
-    cdef double scale = 1.0
+    cdef running sum
+    cdef double total, scale = 1.0
     cdef bint from_target = False
     while True:
-        total.sum = total.lost = 0.0
+        memset(&sum, 0, sizeof(sum))
         start = 0
         while start < n:
             length = probs_piece(p, start, n if q.kind == F64 else CHUNK, p_buffer, &from_p)
@@ -305,17 +296,18 @@ cdef bint correction_into(const Row *p, const Row *q, double *out, double *sums)
                 from_q = q_buffer
             else:
                 probs_piece(q, start, length, q_buffer, &from_q)
-            table.residual(from_p, from_q, length, out + start, sums)
-            if scale != 1.0:
-                for i in range(length):
-                    out[start + i] *= scale
-            for i in range((length + BLOCK - 1) // BLOCK):
-                add_twofold(&total, sums[i] * scale)
+            table.residual(from_p, from_q, length, out + start, &sum)
             start += length
-        if not isfinite(total.sum) and scale == 1.0:
+        if scale != 1.0:
+            memset(&sum, 0, sizeof(sum))
+            for i in range(n):
+                out[i] *= scale
+            table.weigh(out, n, &sum)
+        total = table.total(&sum)
+        if not isfinite(total):
             scale = OVERFLOW_SCALE
-        elif total.sum > 0.0:
-            table.divide_f64(out, n, total.sum + total.lost, out)
+        elif total > 0.0:
+            table.divide_f64(out, n, total, out)
             return True
         elif from_target:
             return False
@@ -329,23 +321,25 @@ cdef bint correction_into(const Row *p, const Row *q, double *out, double *sums)
 cdef object verify_sparse(SparseDistributionBase p, SparseDistributionBase q, object draft_token, object rng):
     cdef int64_t token = any_id(draft_token)
     cdef double accept_probability = 0.0
+    cdef Support p_support, q_support
     cdef bitgen_t *bits
     cdef bint accepted
     if token >= 0:
         accept_probability = acceptance(p.lookup(token), q.lookup(token))
     rng = open_rng(rng)
+    if not (p.ascending and q.ascending):
+        p = ascending_copy(p)
+        q = ascending_copy(q)
+    p_support = p.support()
+    q_support = q.support()
     if not is_plain(rng):
         if float(rng.random()) <= accept_probability and accept_probability > 0.0:
             return new_decision(True, token, accept_probability)
-        p = ascending_copy(p)
-        ids, differences = difference_arrays(p, ascending_copy(q))
+        ids, differences = difference_arrays(&p_support, &q_support)
         if len(ids) == 0:
             support = p.probs > 0.0
             ids, differences = p.token_ids[support], p.probs[support]
         return new_decision(False, draw_by_choice(rng, ids, differences), accept_probability)
-    if not (p.ascending and q.ascending):
-        p = ascending_copy(p)
-        q = ascending_copy(q)
     bit_generator = rng.bit_generator
     bits = bitgen_of(bit_generator)
     lock = bit_generator.lock
@@ -353,7 +347,7 @@ cdef object verify_sparse(SparseDistributionBase p, SparseDistributionBase q, ob
     lock.acquire()
     accepted = uniform(bits) <= accept_probability and accept_probability > 0.0
     if not accepted:
-        token = draw_difference(p, q, uniform(bits))
+        token = draw_difference(&p_support, &q_support, uniform(bits))
     lock.release()
     return new_decision(accepted, token, accept_probability)
 

@@ -10,9 +10,10 @@ cdef extern from "kernels.h" nogil:
         SCALE_RECIPROCAL
         SCALE_DIVIDE
         SCALE_SHIFT
-    ctypedef struct twofold:
-        double sum
-        double lost
+        LANES
+    ctypedef struct running:
+        double sum[16]   # LANES
+        double lost[16]
     ctypedef struct scaling:
         double temperature
         double reciprocal
@@ -28,6 +29,7 @@ cdef extern from "kernels.h" nogil:
     ctypedef struct kernels:
         const char *isa
         bint fused
+        double (*total)(const running *sum) noexcept nogil
         void (*widen_f16)(const uint16_t *x, float *out, size_t n) noexcept nogil
         void (*widen_bf16)(const uint16_t *x, float *out, size_t n) noexcept nogil
         void (*widen_f32)(const float *x, double *out, size_t n) noexcept nogil
@@ -35,13 +37,13 @@ cdef extern from "kernels.h" nogil:
         double (*max_f64)(const double *x, size_t n) noexcept nogil
         double (*scaled)(double x, const scaling *s) noexcept nogil
         void (*exp_f32)(const float *x, size_t n, const scaling *s, double *out,
-                        twofold *total) noexcept nogil
+                        running *total) noexcept nogil
         void (*exp_f64)(const double *x, size_t n, const scaling *s, double *out,
-                        twofold *total) noexcept nogil
-        void (*exp_sum_f32)(const float *x, size_t n, const scaling *s, twofold *total) noexcept nogil
-        void (*exp_sum_f64)(const double *x, size_t n, const scaling *s, twofold *total) noexcept nogil
+                        running *total) noexcept nogil
+        void (*exp_sum_f32)(const float *x, size_t n, const scaling *s, running *total) noexcept nogil
+        void (*exp_sum_f64)(const double *x, size_t n, const scaling *s, running *total) noexcept nogil
         void (*exp_narrow)(const float *x, size_t n, const scaling *s, float *out,
-                           twofold *total) noexcept nogil
+                           running *total) noexcept nogil
         int (*block_maxima_f32)(const float *x, size_t n, double *maxima) noexcept nogil
         int (*block_maxima_f64)(const double *x, size_t n, double *maxima) noexcept nogil
         int (*block_maxima_sum_f32)(const float *x, size_t n, double per_unit, double *maxima,
@@ -58,15 +60,16 @@ cdef extern from "kernels.h" nogil:
         int (*block_sums)(const double *p, size_t n, double *sums) noexcept nogil
         void (*block_sums_residual)(const double *p, const double *q, size_t n, double *sums) noexcept nogil
         void (*residual)(const double *p, const double *q, size_t n, double *out,
-                         double *sums) noexcept nogil
+                         running *total) noexcept nogil
+        int (*weigh)(const double *p, size_t n, running *total) noexcept nogil
         size_t (*split)(const double *p, size_t n, double bound, double *values, int *bad) noexcept nogil
         void (*histogram)(const double *values, size_t n, uint64_t low, uint64_t high, int shift,
                           bucket *even, bucket *odd) noexcept nogil
-        void (*sum_at_least)(const double *values, size_t n, double threshold, twofold *total) noexcept nogil
+        void (*sum_at_least)(const double *values, size_t n, double threshold, running *total) noexcept nogil
         void (*keep)(const double *p, size_t n, double threshold, double divisor, double *out) noexcept nogil
-        void (*overlap)(const double *p, const double *q, size_t n, twofold *total) noexcept nogil
+        void (*overlap)(const double *p, const double *q, size_t n, running *total) noexcept nogil
         void (*marginal)(const double *p, const double *q, size_t n, double rate, double *out) noexcept nogil
-        void (*sum_p_log_p)(const double *p, size_t n, double scale, twofold *total) noexcept nogil
+        void (*sum_p_log_p)(const double *p, size_t n, double scale, running *total) noexcept nogil
     const kernels *select_kernels(const char *isa) noexcept
     const char *built_kernels(int i) noexcept
 

@@ -11,6 +11,13 @@ cdef class SpeculativeDecision:
 cdef SpeculativeDecision new_decision(bint accepted, int64_t token_id, double accept_probability)
 
 
+# The support of a sparse distribution as its loops see it.
+cdef struct Support:
+    const int64_t *ids
+    const double *weights
+    Py_ssize_t count
+
+
 cdef class SparseDistributionBase:
     cdef readonly object token_ids
     cdef readonly object probs
@@ -22,6 +29,10 @@ cdef class SparseDistributionBase:
 
     cdef void attach(self, cnp.ndarray ids, cnp.ndarray weights, int64_t vocab_size, bint ascending)
     cdef double lookup(self, int64_t token_id) noexcept nogil
+    cdef Support support(self) noexcept nogil
+
+# Weight of an id, 0.0 if it is not there.
+cdef double find(const Support *support, bint ascending, int64_t token_id) noexcept nogil
 
 
 # A new SparseDistribution from arrays that the caller made and gives away: ids distinct and within the

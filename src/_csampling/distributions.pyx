@@ -208,22 +208,16 @@ cdef class SparseDistributionBase:
         self.count = cnp.PyArray_DIM(ids, 0)
         self.ascending = ascending
 
+    cdef Support support(self) noexcept nogil:
+        cdef Support support
+        support.ids = self.ids
+        support.weights = self.weights
+        support.count = self.count
+        return support
+
     cdef double lookup(self, int64_t token_id) noexcept nogil:
-        cdef Py_ssize_t i, low, high
-        if self.ascending and self.count > 32:
-            low = 0
-            high = self.count
-            while low < high:
-                i = (low + high) >> 1
-                if self.ids[i] < token_id:
-                    low = i + 1
-                else:
-                    high = i
-            return self.weights[low] if low < self.count and self.ids[low] == token_id else 0.0
-        for i in range(self.count):
-            if self.ids[i] == token_id:
-                return self.weights[i]
-        return 0.0
+        cdef Support support = self.support()
+        return find(&support, self.ascending, token_id)
 
     @classmethod
     def one_hot(cls, token_id, vocab_size):
@@ -257,6 +251,24 @@ cdef class SparseDistributionBase:
     def __reduce__(self):
         stored = (type(self), self.token_ids, self.probs, self.vocab_size)
         return restore, stored, getattr(self, "__dict__", None)
+
+
+cdef double find(const Support *support, bint ascending, int64_t token_id) noexcept nogil:
+    cdef Py_ssize_t i, low, high
+    if ascending and support.count > 32:
+        low = 0
+        high = support.count
+        while low < high:
+            i = (low + high) >> 1
+            if support.ids[i] < token_id:
+                low = i + 1
+            else:
+                high = i
+        return support.weights[low] if low < support.count and support.ids[low] == token_id else 0.0
+    for i in range(support.count):
+        if support.ids[i] == token_id:
+            return support.weights[i]
+    return 0.0
 
 
 cdef cnp.ndarray dense_array(SparseDistributionBase distribution):

@@ -17,6 +17,7 @@ from cpython.pycapsule cimport PyCapsule_GetPointer
 from libc.math cimport INFINITY, isfinite
 from libc.stdint cimport int64_t
 from libc.stdlib cimport free, malloc
+from libc.string cimport memset
 
 from mtplx._csampling.arrays cimport (
     F64,
@@ -35,6 +36,7 @@ from mtplx._csampling.dispatch cimport (
     CHUNK,
     CORRECTION_DRAW,
     count_fallback,
+    running,
     table,
 )
 from mtplx._csampling.distributions cimport SparseDistributionBase
@@ -76,7 +78,7 @@ cdef double *new_sums(Py_ssize_t n) noexcept nogil:
 cdef Py_ssize_t weights_piece(const Weights *weights, Py_ssize_t start, double *buffer, double *other,
                               const double **piece) noexcept nogil:
     """The next weights of a row, scaled; at most a CHUNK at a time where they have to be computed."""
-    cdef double sums[2]  # CHUNK / BLOCK
+    cdef running ignored
     cdef const double *p
     cdef const double *q
     cdef Py_ssize_t i, length
@@ -90,7 +92,8 @@ cdef Py_ssize_t weights_piece(const Weights *weights, Py_ssize_t start, double *
         q = other
     else:
         probs_piece(weights.q, start, CHUNK, other, &q)
-    table.residual(p, q, length, buffer, sums)
+    memset(&ignored, 0, sizeof(ignored))
+    table.residual(p, q, length, buffer, &ignored)
     if weights.scale != 1.0:
         for i in range(length):
             buffer[i] *= weights.scale

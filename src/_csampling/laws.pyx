@@ -3,13 +3,14 @@
 cimport numpy as cnp
 from libc.math cimport frexp, isfinite, ldexp
 from libc.stdlib cimport free
+from libc.string cimport memset
 
 from mtplx._csampling.acceptance cimport positive_differences
 from mtplx._csampling.arrays cimport F64, Row, bad_probabilities, doubles, new_doubles, open_row
-from mtplx._csampling.dispatch cimport BLOCK, table, twofold
-from mtplx._csampling.distributions cimport SparseDistributionBase, ascending_copy, dense_array
+from mtplx._csampling.dispatch cimport BLOCK, running, table
+from mtplx._csampling.distributions cimport SparseDistributionBase, Support, ascending_copy, dense_array
 from mtplx._csampling.draws cimport new_sums
-from mtplx._csampling.mass cimport OVERFLOW_SCALE, ROW_FINE, add_twofold, weigh_row, widen_into
+from mtplx._csampling.mass cimport OVERFLOW_SCALE, ROW_FINE, weigh_row, widen_into
 
 cnp.import_array()
 
@@ -17,24 +18,22 @@ cnp.import_array()
 cdef cnp.ndarray open_law(object distribution, str name, double *total):
     """A distribution as a contiguous float64 array, checked, with its sum; scaled where that overflows."""
     cdef Row row
-    cdef twofold sums
     cdef cnp.ndarray array
     cdef Py_ssize_t i
     if isinstance(distribution, SparseDistributionBase):
         distribution = dense_array(distribution)
     array = open_row(distribution, name, &row)
-    if weigh_row(&row, &sums) != ROW_FINE:
+    if weigh_row(&row, total) != ROW_FINE:
         raise bad_probabilities(array, name)
-    if row.kind != F64 or not isfinite(sums.sum):
+    if row.kind != F64 or not isfinite(total[0]):
         array = new_doubles(row.n)
         widen_into(&row, doubles(array))
-    if not isfinite(sums.sum):
+    if not isfinite(total[0]):
         for i in range(row.n):
             doubles(array)[i] *= OVERFLOW_SCALE
         row.kind = F64
         row.data = <const char *>doubles(array)
-        weigh_row(&row, &sums)
-    total[0] = sums.sum + sums.lost
+        weigh_row(&row, total)
     return array
 
 
@@ -43,12 +42,10 @@ cdef void normalise_into(cnp.ndarray weights, double total, double *out) noexcep
 
 
 cdef double fold_sums(const double *sums, Py_ssize_t n) noexcept nogil:
-    cdef twofold total
-    cdef Py_ssize_t block
-    total.sum = total.lost = 0.0
-    for block in range((n + BLOCK - 1) // BLOCK):
-        add_twofold(&total, sums[block])
-    return total.sum + total.lost
+    cdef running total
+    memset(&total, 0, sizeof(total))
+    table.weigh(sums, (n + BLOCK - 1) // BLOCK, &total)
+    return table.total(&total)
 
 
 def speculative_output_marginal(target_p, draft_q):
@@ -76,7 +73,7 @@ def speculative_output_marginal(target_p, draft_q):
     array([0.5, 0.5])
     """
     cdef double p_total, q_total, mass, shared, rate
-    cdef twofold overlap
+    cdef running overlap
     cdef cnp.ndarray target = open_law(target_p, "target_p", &p_total)
     cdef cnp.ndarray draft = open_law(draft_q, "draft_q", &q_total)
     cdef Py_ssize_t n = cnp.PyArray_DIM(target, 0), m = cnp.PyArray_DIM(draft, 0)
@@ -97,9 +94,9 @@ def speculative_output_marginal(target_p, draft_q):
         normalise_into(draft, q_total, doubles(q))
         table.block_sums_residual(doubles(p), doubles(q), n, sums)
         mass = fold_sums(sums, n)
-        overlap.sum = overlap.lost = 0.0
+        memset(&overlap, 0, sizeof(overlap))
         table.overlap(doubles(p), doubles(q), n, &overlap)
-        shared = overlap.sum + overlap.lost
+        shared = table.total(&overlap)
         rate = (1.0 - shared) / mass if mass > 0.0 else 1.0 - shared
         if mass > 0.0:
             table.marginal(doubles(p), doubles(q), n, rate, to)
@@ -133,11 +130,16 @@ def total_variation(p, q):
     0.5
     """
     cdef double ignored, distance
+    cdef Support p_support, q_support
     cdef cnp.ndarray left, right
     cdef double *sums
     cdef Py_ssize_t n
     if isinstance(p, SparseDistributionBase) and isinstance(q, SparseDistributionBase):
-        positive_differences(ascending_copy(p), ascending_copy(q), &distance)
+        p = ascending_copy(p)
+        q = ascending_copy(q)
+        p_support = (<SparseDistributionBase>p).support()
+        q_support = (<SparseDistributionBase>q).support()
+        positive_differences(&p_support, &q_support, &distance)
         return distance
     left = open_law(p, "p", &ignored)
     right = open_law(q, "q", &ignored)
@@ -177,7 +179,7 @@ def distribution_entropy(distribution):
     """
     cdef double total, scale, entropy
     cdef int exponent
-    cdef twofold sums
+    cdef running sums
     cdef cnp.ndarray weights
     if isinstance(distribution, SparseDistributionBase):
         distribution = distribution.probs
@@ -186,10 +188,10 @@ def distribution_entropy(distribution):
     frexp(total, &exponent)
     scale = ldexp(1.0, min(max(-exponent, -1022), 1022))
     total *= scale
-    sums.sum = sums.lost = 0.0
+    memset(&sums, 0, sizeof(sums))
     table.sum_p_log_p(doubles(weights), cnp.PyArray_DIM(weights, 0), scale, &sums)
-    entropy = -(sums.sum + sums.lost) / total
-    sums.sum = sums.lost = 0.0
+    entropy = -table.total(&sums) / total
+    memset(&sums, 0, sizeof(sums))
     table.sum_p_log_p(&total, 1, 1.0, &sums)
-    entropy += (sums.sum + sums.lost) / total
+    entropy += table.total(&sums) / total
     return entropy if entropy > 0.0 else 0.0

@@ -37,10 +37,10 @@ from mtplx._csampling.dispatch cimport (
     SIDE_BY_SIDE,
     bucket,
     count_fallback,
+    running,
     scaling,
     streamed,
     table,
-    twofold,
 )
 from mtplx._csampling.softmax cimport exponentials, set_scaling
 
@@ -254,9 +254,9 @@ cdef inline bint any_at_least(const double *maxima, double bound) noexcept nogil
 cdef void weigh(Candidate *items, Py_ssize_t count, const scaling *s) noexcept nogil:
     """Exponentials of the candidates' logits, with the bits that softmax gives them."""
     cdef double logits[CHUNK]
-    cdef twofold ignored
+    cdef running ignored
     cdef Py_ssize_t start = 0, length, i
-    ignored.sum = ignored.lost = 0.0
+    memset(&ignored, 0, sizeof(ignored))
     while start < count:
         length = min(count - start, <Py_ssize_t>CHUNK)
         for i in range(length):
@@ -265,6 +265,13 @@ cdef void weigh(Candidate *items, Py_ssize_t count, const scaling *s) noexcept n
         for i in range(length):
             items[start + i].weight = logits[i]
         start += length
+
+
+cdef double weigh_one(double value, const scaling *s) noexcept nogil:
+    cdef Candidate one
+    one.value = value
+    weigh(&one, 1, s)
+    return one.weight
 
 
 cdef void divide_weights(Candidate *items, Py_ssize_t count, double total) noexcept nogil:
@@ -300,13 +307,12 @@ cdef double slack_below(const scaling *s, double bound, Py_ssize_t n) noexcept n
     cdef double quotient = table.scaled(bound, s)
     cdef double slack, lowest = (s.top - 747.0) * s.temperature
     cdef double z = quotient - s.top
-    cdef Candidate one
+    cdef double weight
     if z > -745.0:
-        one.value = bound
-        weigh(&one, 1, s)
+        weight = weigh_one(bound, s)
         slack = 2.0 ** -48 * (1.0 + fabs(quotient) + fabs(s.top))
-        if one.weight < TINY_WEIGHT:
-            slack += n * (2.0 * SMALLEST) / one.weight
+        if weight < TINY_WEIGHT:
+            slack += n * (2.0 * SMALLEST) / weight
         if bound - slack * s.temperature > lowest:
             return bound - slack * s.temperature
     return lowest
@@ -432,21 +438,24 @@ cdef bint cut_back(Py_ssize_t k, Candidates *best) noexcept nogil:
     return True
 
 
+cdef double rough_error(Py_ssize_t n) noexcept nogil:
+    """The terms are 2^t with t = d c in float32: relative error 3 * 2^-24 of t, from rounding d, c and the
+    product, which moves a term by |z| 3 * 2^-24 of itself; the polynomial adds 2^-21 at most; 16 float32
+    additions per lane add 16 * 2^-24. By Gibbs' inequality the mean of |z| under the weights is at most
+    log n, so the sum is within (log n + 8) 2^-22 of the true one.
+    """
+    return (log(<double>n) + 8.0) * 2.0 ** -22
+
+
 cdef void decide(const Row *row, const scaling *s, double top_p, Py_ssize_t k, double rough_total,
                  Candidates *best) noexcept nogil:
-    """Cut the ranked candidates by top_p and k; exactly, where the rough sum or the weights leave doubt.
-
-    The rough sum. Its terms are 2^t with t computed in float32: t = d c has relative error 2^-22.4
-    (rounding of d, c and the product: 3 * 2^-24), which moves a term by |z| 2^-22.4 of itself; the
-    polynomial adds 2^-21 at most; 16 float32 additions per lane add 16 * 2^-24. By Gibbs' inequality the
-    mean of |z| under the weights is at most log n, so the sum is within (log n + 8) 2^-22 of the true one.
-    """
+    """Cut the ranked candidates by top_p and k; exactly, where the rough sum or the weights leave doubt."""
     cdef Py_ssize_t kept = min(k, best.count), i = 1
     cdef double before, limit, tolerance
     cdef bint doubt = False
     if top_p < 1.0:
         limit = top_p * rough_total
-        tolerance = (log(<double>row.n) + 8.0) * 2.0 ** -22 * rough_total
+        tolerance = rough_error(row.n) * rough_total
         before = best.items[0].weight
         while i < kept and before < limit - tolerance:
             before += best.items[i].weight
@@ -753,7 +762,7 @@ cdef walk_result replay(const Search *search, double *values, Cut *cut) noexcept
 
 cdef void finish(const Search *search, double *values, Cut *cut) noexcept nogil:
     """The kept sum, compensated; scaled where it overflows."""
-    cdef twofold total
+    cdef running total
     cdef Py_ssize_t i
     # Where the cut divides a level, what is above it and a multiple of it: taking the rest of the level
     # away from a sum would cancel.
@@ -761,9 +770,9 @@ cdef void finish(const Search *search, double *values, Cut *cut) noexcept nogil:
     cdef double lowest = nextafter(cut.threshold, INFINITY) if divided else cut.threshold
     cut.scale = 1.0
     while True:
-        total.sum = total.lost = 0.0
+        memset(&total, 0, sizeof(total))
         table.sum_at_least(values, search.count, lowest * cut.scale, &total)
-        cut.total = total.sum + total.lost
+        cut.total = table.total(&total)
         if divided:
             cut.total += cut.level_kept * (cut.threshold * cut.scale)
         if isfinite(cut.total):

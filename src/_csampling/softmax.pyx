@@ -17,9 +17,9 @@ from mtplx._csampling.dispatch cimport (
     SCALE_NONE,
     SCALE_RECIPROCAL,
     SCALE_SHIFT,
+    running,
     scaling,
     table,
-    twofold,
 )
 from mtplx._csampling.distributions cimport bad_logits
 
@@ -93,8 +93,8 @@ cdef double exponentials(const Row *row, const scaling *s, double *out) noexcept
     cdef const void *piece
     cdef bint single
     cdef Py_ssize_t start = 0, length
-    cdef twofold total
-    total.sum = total.lost = 0.0
+    cdef running total
+    memset(&total, 0, sizeof(total))
     while start < row.n:
         length = logits_piece(row, start, buffer, &piece, &single)
         if out is NULL and single:
@@ -106,7 +106,7 @@ cdef double exponentials(const Row *row, const scaling *s, double *out) noexcept
         else:
             table.exp_f64(<const double *>piece, length, s, out + start, &total)
         start += length
-    return total.sum + total.lost
+    return table.total(&total)
 
 
 cdef double narrow_exponentials(const Row *row, const scaling *s, float *out) noexcept nogil:
@@ -118,8 +118,8 @@ cdef double narrow_exponentials(const Row *row, const scaling *s, float *out) no
     cdef bint direct = (table.fused and row.kind != F64 and NARROW_LOW < s.temperature < NARROW_HIGH
                         and -NARROW_TOP < s.top < NARROW_TOP)
     cdef Py_ssize_t start = 0, length, i
-    cdef twofold total
-    total.sum = total.lost = 0.0
+    cdef running total
+    memset(&total, 0, sizeof(total))
     while start < row.n:
         length = logits_piece(row, start, buffer, &piece, &single)
         if direct:
@@ -133,7 +133,7 @@ cdef double narrow_exponentials(const Row *row, const scaling *s, float *out) no
             for i in range(length):
                 out[start + i] = <float>wide[i]
         start += length
-    return total.sum + total.lost
+    return table.total(&total)
 
 
 cdef void uniform_into(const Row *row, double *out) noexcept nogil:

@@ -20,7 +20,7 @@ from mtplx._csampling.arrays cimport (
     open_row,
     ranks_kept,
 )
-from mtplx._csampling.dispatch cimport table, twofold
+from mtplx._csampling.dispatch cimport table
 from mtplx._csampling.distributions cimport adopt, bad_logits, normalise
 from mtplx._csampling.mass cimport OVERFLOW_SCALE, ROW_FINE, ROW_WITHOUT_MASS, weigh_row, widen_into
 from mtplx._csampling.penalties cimport Patches, clamped, open_patches, require_mapping
@@ -111,7 +111,7 @@ cdef selection_status truncate_into(const Row *row, double top_p, Py_ssize_t k, 
     cdef Candidates best
     cdef selection_status status
     cdef const double *p = <const double *>row.data
-    cdef twofold total
+    cdef double total
     cdef Row widened
     cdef Py_ssize_t i
     cdef int row_status
@@ -130,14 +130,14 @@ cdef selection_status truncate_into(const Row *row, double top_p, Py_ssize_t k, 
         # The result's own memory holds the widened row.
         widen_into(row, out)
         if k == 0 and top_p == OFF:
-            if not isfinite(total.sum):
+            if not isfinite(total):
                 for i in range(row.n):
                     out[i] *= OVERFLOW_SCALE
                 widened.data = <const char *>out
                 widened.n = row.n
                 widened.kind = F64
                 weigh_row(&widened, &total)
-            table.divide_f64(out, row.n, total.sum + total.lost, out)
+            table.divide_f64(out, row.n, total, out)
             return SELECTED
         p = out
     return cut_into(p, row.n, top_p, k, out)

@@ -4,10 +4,13 @@
  * All pointers are set in every table.
  *
  * Contract shared by all kernels: any length, 0 included; no alignment; no allocation, no Python, no
- * libm; inputs and outputs overlap only where "in place" is said. Sums run over 16 fixed lanes (32
- * for floats) that are folded in halves, block by block of 256 elements counted from the start of
- * the call, so a row may be handed over in pieces whose lengths are multiples of CHUNK, and the sum
- * is the same.
+ * libm; inputs and outputs overlap only where "in place" is said. Sums run over fixed lanes in
+ * a fixed order counted from the start of the call, so a row may be handed over in pieces whose
+ * lengths are multiples of CHUNK, and the sum is the same.
+ *
+ * A `running` sum takes 4 groups of 16 elements lane by lane and adds them to its lanes exactly
+ * (Knuth's sum): its error is that of 3 additions per lane, whatever the length. Plain sums per BLOCK
+ * serve draws, whose certificate knows their error.
  */
 #ifndef MTPLX_KERNELS_H
 #define MTPLX_KERNELS_H
@@ -21,10 +24,11 @@ enum {
     SIDE_BY_SIDE = 8 /* maxima per CHUNK: number j covers the elements i with i % 8 == j */
 };
 
-/* A sum and what rounding took from it: the value is sum + lost. */
-typedef struct twofold {
-    double sum, lost;
-} twofold;
+/* A sum over LANES lanes and what rounding took from each: the value is all of them together. */
+enum { LANES = 16 };
+typedef struct running {
+    double sum[LANES], lost[LANES];
+} running;
 
 /* z of exp(z): how a logit x becomes a number <= 0. */
 enum { SCALE_NONE, SCALE_RECIPROCAL, SCALE_DIVIDE, SCALE_SHIFT };
@@ -51,6 +55,9 @@ typedef struct kernels {
     const char *isa;
     int fused; /* has a fused multiply-add; exp_narrow is accurate only then */
 
+    /* The value of a running sum. */
+    double (*total)(const running *sum);
+
     /* ---- conversion ---- */
     void (*widen_f16)(const uint16_t *x, float *out, size_t n);
     void (*widen_bf16)(const uint16_t *x, float *out, size_t n);
@@ -63,14 +70,14 @@ typedef struct kernels {
     /* x/T as the exponentials below see it. */
     double (*scaled)(double x, const scaling *s);
     /* out = exp(z), added to *total. -inf gives 0, NaN gives NaN; in place allowed for float64. */
-    void (*exp_f32)(const float *x, size_t n, const scaling *s, double *out, twofold *total);
-    void (*exp_f64)(const double *x, size_t n, const scaling *s, double *out, twofold *total);
+    void (*exp_f32)(const float *x, size_t n, const scaling *s, double *out, running *total);
+    void (*exp_f64)(const double *x, size_t n, const scaling *s, double *out, running *total);
     /* The same total, bit for bit, without storing. */
-    void (*exp_sum_f32)(const float *x, size_t n, const scaling *s, twofold *total);
-    void (*exp_sum_f64)(const double *x, size_t n, const scaling *s, twofold *total);
+    void (*exp_sum_f32)(const float *x, size_t n, const scaling *s, running *total);
+    void (*exp_sum_f64)(const double *x, size_t n, const scaling *s, running *total);
     /* out = exp(z) within 2 float32 ulp, for |top| < 2^20 and T within 2^-60..2^60; the total is summed
      * in float64. */
-    void (*exp_narrow)(const float *x, size_t n, const scaling *s, float *out, twofold *total);
+    void (*exp_narrow)(const float *x, size_t n, const scaling *s, float *out, running *total);
     /* SIDE_BY_SIDE maxima per CHUNK; nonzero if a NaN was met. */
     int (*block_maxima_f32)(const float *x, size_t n, double *maxima);
     int (*block_maxima_f64)(const double *x, size_t n, double *maxima);
@@ -91,8 +98,10 @@ typedef struct kernels {
     int (*block_sums)(const double *p, size_t n, double *sums);
     /* One sum of (p - q)+ per BLOCK, NaN counted as 0. */
     void (*block_sums_residual)(const double *p, const double *q, size_t n, double *sums);
-    /* out = (p - q)+, NaN and inf counted as 0, and the same sums. */
-    void (*residual)(const double *p, const double *q, size_t n, double *out, double *sums);
+    /* out = (p - q)+, NaN and inf counted as 0, added to *total. */
+    void (*residual)(const double *p, const double *q, size_t n, double *out, running *total);
+    /* Adds p to *total; nonzero if an element is negative or NaN. */
+    int (*weigh)(const double *p, size_t n, running *total);
     /* Elements >= bound, packed in order into values (room for n); *bad is set nonzero if an element is
      * negative or NaN. Returns how many. */
     size_t (*split)(const double *p, size_t n, double bound, double *values, int *bad);
@@ -101,17 +110,17 @@ typedef struct kernels {
     void (*histogram)(const double *values, size_t n, uint64_t low, uint64_t high, int shift, bucket *even,
                       bucket *odd);
     /* Sum of the elements >= threshold, added to *total. */
-    void (*sum_at_least)(const double *values, size_t n, double threshold, twofold *total);
+    void (*sum_at_least)(const double *values, size_t n, double threshold, running *total);
     /* out = p >= threshold ? p / divisor : 0. */
     void (*keep)(const double *p, size_t n, double threshold, double divisor, double *out);
 
     /* ---- laws ---- */
     /* Sum of min(p, q), added to *total. */
-    void (*overlap)(const double *p, const double *q, size_t n, twofold *total);
+    void (*overlap)(const double *p, const double *q, size_t n, running *total);
     /* out = min(p, q) + rate * (p - q)+. */
     void (*marginal)(const double *p, const double *q, size_t n, double rate, double *out);
     /* Sum of v log v for v = p * scale > 0, added to *total. */
-    void (*sum_p_log_p)(const double *p, size_t n, double scale, twofold *total);
+    void (*sum_p_log_p)(const double *p, size_t n, double scale, running *total);
 } kernels;
 
 /* Best table for this CPU, or the named one; NULL when it is unknown or cannot run here. */

@@ -42,13 +42,41 @@ INLINE double fold(f64v *acc)
     return lane[0];
 }
 
-/* Exact addition (Knuth): nothing that rounding takes is lost. */
-INLINE void add_twofold(twofold *total, double y)
+/* acc += the lanes, exactly (Knuth): what rounding takes is kept apart. */
+INLINE void add_lanes(f64v *sum, f64v *lost, const f64v *acc)
 {
-    const double t = total->sum + y;
-    const double part = t - total->sum;
-    total->lost += (total->sum - (t - part)) + (y - part);
-    total->sum = t;
+    IN_GROUP
+    {
+        const f64v t = sum[j] + acc[j];
+        const f64v part = t - sum[j];
+        lost[j] += (sum[j] - (t - part)) + (acc[j] - part);
+        sum[j] = t;
+    }
+}
+
+INLINE void load_running(const running *total, f64v *sum, f64v *lost)
+{
+    IN_GROUP sum[j] = load_f64(total->sum + j * F64_LANES);
+    IN_GROUP lost[j] = load_f64(total->lost + j * F64_LANES);
+}
+
+INLINE void store_running(running *total, const f64v *sum, const f64v *lost)
+{
+    IN_GROUP store_f64(total->sum + j * F64_LANES, sum[j]);
+    IN_GROUP store_f64(total->lost + j * F64_LANES, lost[j]);
+}
+
+static double total(const running *sum)
+{
+    double value = 0.0, lost = 0.0;
+    for (int lane = 0; lane < LANES; ++lane) {
+        const double t = value + sum->sum[lane];
+        const double part = t - value;
+        lost += (value - (t - part)) + (sum->sum[lane] - part) + sum->lost[lane];
+        value = t;
+    }
+    /* Where the sum overflowed, what was lost is NaN. */
+    return value <= DBL_MAX ? value + lost : value;
 }
 
 /* The last, incomplete group of 16 doubles of a row, padded. */
@@ -180,12 +208,13 @@ INLINE void exp_group(const void *x, size_t i, int single, const scaling *s, int
     }
 }
 
-INLINE void exp_row(const void *x, size_t n, int single, const scaling *s, int rule, double *out, twofold *total)
+INLINE void exp_row(const void *x, size_t n, int single, const scaling *s, int rule, double *out, running *total)
 {
+    f64v sum[GROUP], lost[GROUP], acc[GROUP];
     size_t i = 0;
+    load_running(total, sum, lost);
     while (i < n) {
-        const size_t end = n - i > BLOCK ? i + BLOCK : n;
-        f64v acc[GROUP];
+        const size_t end = n - i > 4 * SIXTEEN ? i + 4 * SIXTEEN : n;
         IN_GROUP acc[j] = all_f64(0.0);
         for (; i + SIXTEEN <= end; i += SIXTEEN)
             exp_group(x, i, single, s, rule, out ? out + i : NULL, acc);
@@ -204,8 +233,9 @@ INLINE void exp_row(const void *x, size_t n, int single, const scaling *s, int r
                 memcpy(out + i, results, (end - i) * sizeof(double));
             i = end;
         }
-        add_twofold(total, fold(acc));
+        add_lanes(sum, lost, acc);
     }
+    store_running(total, sum, lost);
 }
 
 /* The common rules with their constants known to the compiler; the rare ones share one loop. */
@@ -219,22 +249,22 @@ INLINE void exp_row(const void *x, size_t n, int single, const scaling *s, int r
             exp_row(x, n, single, s, (s)->rule == SCALE_SHIFT ? SCALE_SHIFT : SCALE_DIVIDE, out, total); \
     } while (0)
 
-static void exp_f32(const float *x, size_t n, const scaling *s, double *out, twofold *total)
+static void exp_f32(const float *x, size_t n, const scaling *s, double *out, running *total)
 {
     EXP_BY_RULE(x, n, 1, s, out, total);
 }
 
-static void exp_f64(const double *x, size_t n, const scaling *s, double *out, twofold *total)
+static void exp_f64(const double *x, size_t n, const scaling *s, double *out, running *total)
 {
     EXP_BY_RULE(x, n, 0, s, out, total);
 }
 
-static void exp_sum_f32(const float *x, size_t n, const scaling *s, twofold *total)
+static void exp_sum_f32(const float *x, size_t n, const scaling *s, running *total)
 {
     EXP_BY_RULE(x, n, 1, s, NULL, total);
 }
 
-static void exp_sum_f64(const double *x, size_t n, const scaling *s, twofold *total)
+static void exp_sum_f64(const double *x, size_t n, const scaling *s, running *total)
 {
     EXP_BY_RULE(x, n, 0, s, NULL, total);
 }
@@ -292,15 +322,16 @@ INLINE void exp_narrow_group(const float *x, float top, float per_unit, float pe
         IN_GROUP acc[j] += load_f32_as_f64(out + half * SIXTEEN + j * F64_LANES);
 }
 
-static void exp_narrow(const float *x, size_t n, const scaling *s, float *out, twofold *total)
+static void exp_narrow(const float *x, size_t n, const scaling *s, float *out, running *total)
 {
     const double per_unit = LOG2_E / s->temperature;
     const float high = (float)per_unit, low = (float)(per_unit - (double)high);
     const float top = (float)s->largest;
+    f64v sum[GROUP], lost[GROUP], acc[GROUP];
     size_t i = 0;
+    load_running(total, sum, lost);
     while (i < n) {
-        const size_t end = n - i > BLOCK ? i + BLOCK : n;
-        f64v acc[GROUP];
+        const size_t end = n - i > 4 * SIXTEEN ? i + 4 * SIXTEEN : n;
         IN_GROUP acc[j] = all_f64(0.0);
         for (; i + 2 * SIXTEEN <= end; i += 2 * SIXTEEN)
             exp_narrow_group(x + i, top, high, low, out + i, acc);
@@ -312,8 +343,9 @@ static void exp_narrow(const float *x, size_t n, const scaling *s, float *out, t
             memcpy(out + i, results, (end - i) * sizeof *out);
             i = end;
         }
-        add_twofold(total, fold(acc));
+        add_lanes(sum, lost, acc);
     }
+    store_running(total, sum, lost);
 }
 
 /* ---- logits: block maxima, and the rough sum ------------------------------------------------- */
@@ -604,22 +636,13 @@ static void marginal(const double *p, const double *q, size_t n, double rate, do
 
 /* ---- probabilities: sums --------------------------------------------------------------------- */
 
-/* Walks a row block by block. STEP(from, other) adds a group of 16 to acc; DONE(block) takes its fold.
- * Four groups are summed apart and then added to the block: 16 additions of equal numbers one after
- * the other drift by up to 3 ulp, twice 4 by less than 1. */
-#define BLOCKWISE(p, q, n, STEP, DONE)                                        \
+/* Walks a row in spans of `SPAN` elements. STEP(from, other) adds a group of 16 to acc; DONE takes acc. */
+#define IN_SPANS(p, q, n, SPAN, STEP, DONE)                                   \
     do {                                                                      \
         size_t i = 0;                                                         \
-        for (size_t block = 0; i < (n); ++block) {                            \
-            const size_t end = (n) - i > BLOCK ? i + BLOCK : (n);             \
-            f64v acc[GROUP], sum[GROUP];                                      \
-            IN_GROUP sum[j] = all_f64(0.0);                                   \
-            for (; i + 4 * SIXTEEN <= end; i += 4 * SIXTEEN) {                \
-                IN_GROUP acc[j] = all_f64(0.0);                               \
-                UNROLLED for (int g = 0; g < 4 * SIXTEEN; g += SIXTEEN)       \
-                    STEP((p) + i + g, (q) + i + g);                           \
-                IN_GROUP sum[j] += acc[j];                                    \
-            }                                                                 \
+        for (size_t span = 0; i < (n); ++span) {                              \
+            const size_t end = (n) - i > (SPAN) ? i + (SPAN) : (n);           \
+            f64v acc[GROUP];                                                  \
             IN_GROUP acc[j] = all_f64(0.0);                                   \
             for (; i + SIXTEEN <= end; i += SIXTEEN)                          \
                 STEP((p) + i, (q) + i);                                       \
@@ -629,16 +652,20 @@ static void marginal(const double *p, const double *q, size_t n, double rate, do
                 STEP(rest_p, rest_q);                                         \
                 i = end;                                                      \
             }                                                                 \
-            IN_GROUP acc[j] += sum[j];                                        \
-            DONE(block, fold(acc));                                           \
+            DONE;                                                             \
         }                                                                     \
     } while (0)
-#define TO_SUMS(block, value) sums[block] = (value)
-#define TO_TOTAL(block, value) ((void)(block), add_twofold(total, value))
+/* One plain sum per BLOCK. */
+#define TO_SUMS(p, q, n, STEP) IN_SPANS(p, q, n, BLOCK, STEP, sums[span] = fold(acc))
+/* A running sum. */
+#define TO_TOTAL(p, q, n, STEP)                                                               \
+    do {                                                                                      \
+        f64v sum[GROUP], lost[GROUP];                                                         \
+        load_running(total, sum, lost);                                                       \
+        IN_SPANS(p, q, n, 4 * SIXTEEN, STEP, ((void)span, add_lanes(sum, lost, acc)));        \
+        store_running(total, sum, lost);                                                      \
+    } while (0)
 
-static int block_sums(const double *p, size_t n, double *sums)
-{
-    i64v fine = ~(i64v){0};
 #define CHECKED(from, other)                                   \
     IN_GROUP                                                   \
     {                                                          \
@@ -647,7 +674,18 @@ static int block_sums(const double *p, size_t n, double *sums)
         acc[j] += v;                                           \
         (void)(other);                                         \
     }
-    BLOCKWISE(p, p, n, CHECKED, TO_SUMS);
+
+static int block_sums(const double *p, size_t n, double *sums)
+{
+    i64v fine = ~(i64v){0};
+    TO_SUMS(p, p, n, CHECKED);
+    return bits_f64(~fine) != 0;
+}
+
+static int weigh(const double *p, size_t n, running *total)
+{
+    i64v fine = ~(i64v){0};
+    TO_TOTAL(p, p, n, CHECKED);
     return bits_f64(~fine) != 0;
 }
 
@@ -656,46 +694,32 @@ static void block_sums_residual(const double *p, const double *q, size_t n, doub
 #define ABOVE(from, other)                                                                              \
     IN_GROUP acc[j] += larger_f64(load_f64((from) + j * F64_LANES) - load_f64((other) + j * F64_LANES), \
                                   all_f64(0.0))
-    BLOCKWISE(p, q, n, ABOVE, TO_SUMS);
+    TO_SUMS(p, q, n, ABOVE);
 }
 
-static void residual(const double *p, const double *q, size_t n, double *out, double *sums)
+static void residual(const double *p, const double *q, size_t n, double *out, running *total)
 {
-    const f64v zero = all_f64(0.0), top = all_f64(DBL_MAX);
-    size_t i = 0;
-    for (size_t block = 0; i < n; ++block) {
-        const size_t end = n - i > BLOCK ? i + BLOCK : n;
-        const size_t whole = i + (end - i) / SIXTEEN * SIXTEEN;
-        double rest_p[SIXTEEN] = {0}, rest_q[SIXTEEN] = {0}, rest[SIXTEEN];
-        f64v acc[GROUP], sum[GROUP];
-        IN_GROUP sum[j] = zero;
-        memcpy(rest_p, p + whole, (end - whole) * sizeof *p);
-        memcpy(rest_q, q + whole, (end - whole) * sizeof *q);
-        while (i < end) {
-            /* Four groups, as in BLOCKWISE. */
-            const size_t stop = end - i < 4 * SIXTEEN ? end : i + 4 * SIXTEEN;
-            IN_GROUP acc[j] = zero;
-            for (; i < stop; i += SIXTEEN) {
-                const int inside = i < whole;
-                const double *from_p = inside ? p + i : rest_p, *from_q = inside ? q + i : rest_q;
-                double *to = inside ? out + i : rest;
-                IN_GROUP
-                {
-                    f64v d = load_f64(from_p + j * F64_LANES) - load_f64(from_q + j * F64_LANES);
-                    d = (f64v)((i64v)d & (d > zero) & (d <= top));
-                    store_f64(to + j * F64_LANES, d);
-                    acc[j] += d;
-                }
-            }
-            IN_GROUP sum[j] += acc[j];
-        }
-        i = end;
-        memcpy(out + whole, rest, (end - whole) * sizeof *out);
-        sums[block] = fold(sum);
-    }
+    double rest[SIXTEEN];
+    size_t at = 0;
+    /* The last group, if it is not whole, is read padded and written to the side. */
+#define STORED(from, other)                                                                       \
+    do {                                                                                          \
+        double *to = n - at < SIXTEEN ? rest : out + at;                                          \
+        IN_GROUP                                                                                  \
+        {                                                                                         \
+            f64v d = load_f64((from) + j * F64_LANES) - load_f64((other) + j * F64_LANES);        \
+            d = (f64v)((i64v)d & (d > all_f64(0.0)) & (d <= all_f64(DBL_MAX)));                   \
+            store_f64(to + j * F64_LANES, d);                                                     \
+            acc[j] += d;                                                                          \
+        }                                                                                         \
+        at += SIXTEEN;                                                                            \
+    } while (0)
+    TO_TOTAL(p, q, n, STORED);
+    if (n % SIXTEEN)
+        memcpy(out + n / SIXTEEN * SIXTEEN, rest, n % SIXTEEN * sizeof *out);
 }
 
-static void sum_at_least(const double *values, size_t n, double threshold, twofold *total)
+static void sum_at_least(const double *values, size_t n, double threshold, running *total)
 {
 #define AT_LEAST(from, other)                                                        \
     IN_GROUP                                                                         \
@@ -704,10 +728,10 @@ static void sum_at_least(const double *values, size_t n, double threshold, twofo
         acc[j] += (f64v)((i64v)v & (v >= all_f64(threshold)));                       \
         (void)(other);                                                               \
     }
-    BLOCKWISE(values, values, n, AT_LEAST, TO_TOTAL);
+    TO_TOTAL(values, values, n, AT_LEAST);
 }
 
-static void overlap(const double *p, const double *q, size_t n, twofold *total)
+static void overlap(const double *p, const double *q, size_t n, running *total)
 {
 #define SMALLER(from, other)                                                         \
     IN_GROUP                                                                         \
@@ -716,10 +740,10 @@ static void overlap(const double *p, const double *q, size_t n, twofold *total)
         const f64v b = load_f64((other) + j * F64_LANES);                            \
         acc[j] += select_f64(a < b, a, b);                                           \
     }
-    BLOCKWISE(p, q, n, SMALLER, TO_TOTAL);
+    TO_TOTAL(p, q, n, SMALLER);
 }
 
-static void sum_p_log_p(const double *p, size_t n, double scale, twofold *total)
+static void sum_p_log_p(const double *p, size_t n, double scale, running *total)
 {
     /* A subnormal probability counts as 0: what it would add is below 1e-300. */
 #define P_LOG_P(from, other)                                                         \
@@ -731,7 +755,7 @@ static void sum_p_log_p(const double *p, size_t n, double scale, twofold *total)
         acc[j] += (f64v)((i64v)(v * log_f64(safe)) & normal);                        \
         (void)(other);                                                               \
     }
-    BLOCKWISE(p, p, n, P_LOG_P, TO_TOTAL);
+    TO_TOTAL(p, p, n, P_LOG_P);
 }
 
 /* ---- probabilities: selection ---------------------------------------------------------------- */
@@ -794,6 +818,7 @@ extern const kernels CAT(kernels_, ISA);
 const kernels CAT(kernels_, ISA) = {
     .isa = STR(ISA),
     .fused = HAS_FMA,
+    .total = total,
     .widen_f16 = widen_f16,
     .widen_bf16 = widen_bf16,
     .widen_f32 = widen_f32,
@@ -817,6 +842,7 @@ const kernels CAT(kernels_, ISA) = {
     .block_sums = block_sums,
     .block_sums_residual = block_sums_residual,
     .residual = residual,
+    .weigh = weigh,
     .split = split,
     .histogram = histogram,
     .sum_at_least = sum_at_least,

@@ -312,24 +312,35 @@ def verify_block_from_logits(
 # ---- batches -------------------------------------------------------------------------------------
 
 
-def _as_batch_tokens(draft_tokens: Any) -> tuple[list[Lazy[int]], int]:
-    """The drafts of every sequence without their padding, and K."""
+@dataclass(frozen=True)
+class Drafts:
+    """The drafts of every sequence without padding, their lengths with it, and K, the largest of these."""
+
+    tokens: list[Lazy[int]]
+    padded: list[int]
+    K: int
+
+
+def _as_batch_tokens(draft_tokens: Any) -> Drafts:
+    K = 0
     if is_array(draft_tokens):
         draft_tokens = imported(draft_tokens, "draft_tokens")
-        if draft_tokens.ndim != 2 and draft_tokens.dtype.kind != "O":
+        if draft_tokens.ndim == 2:
+            K = draft_tokens.shape[1]
+        elif draft_tokens.dtype.kind != "O":
             raise ValueError(f"draft_tokens must have the shape (B, K), not {draft_tokens.shape}")
         if draft_tokens.dtype.kind not in "iuO" and draft_tokens.size:
             raise TypeError(f"draft_tokens must hold ids, not {draft_tokens.dtype}")
     if not is_sequence(draft_tokens):
         raise TypeError(f"draft_tokens must be B sequences of ids, not {type(draft_tokens).__name__}")
-    sequences = []
-    longest = draft_tokens.shape[1] if is_array(draft_tokens) and draft_tokens.ndim == 2 else 0
+    tokens, padded = [], []
     for b in range(len(draft_tokens)):
         with errors_at(f"sequence {b}"):
-            tokens = _as_tokens(draft_tokens[b])
-            longest = max(longest, len(tokens))
-            sequences.append(_without_padding(draft_tokens[b], tokens))
-    return sequences, longest
+            given = draft_tokens[b]
+            given = imported(given, "draft_tokens") if is_array(given) else given
+            tokens.append(_without_padding(given, _as_tokens(given)))
+            padded.append(len(given))
+    return Drafts(tokens, padded, max([K, *padded]))
 
 
 def _without_padding(given: Any, tokens: Lazy[int]) -> Lazy[int]:
@@ -343,7 +354,7 @@ def _without_padding(given: Any, tokens: Lazy[int]) -> Lazy[int]:
     for i in range(kept):
         if is_padding(i):
             raise ValueError(f"padding (-1) at position {i} is followed by drafts")
-    return Lazy(kept, tokens.__getitem__)
+    return tokens.first(kept)
 
 
 def _each_block(value: Any, count: int, name: str) -> Any:
@@ -425,26 +436,29 @@ def _decide_all(
     return BatchDecision(tokens, num_tokens, accepted, probabilities)
 
 
-def _open_all(
-    targets: Any, drafts: Any, sequences: list[Lazy[int]], K: int, readers: Indexed[Reader]
-) -> list[Block]:
-    """Open every sequence; the rows that only pad an array are cut off here."""
-    count = len(sequences)
+def _open_all(targets: Any, drafts: Any, proposed: Drafts, readers: Indexed[Reader]) -> list[Block]:
+    """Open every sequence; rows that stand beside padding are cut off here."""
+    count, K = len(proposed.tokens), proposed.K
     targets = _each_block(targets, count, "targets")
     drafts = _each_block([None] * count if drafts is None else drafts, count, "drafts")
-    padded_targets, padded_drafts = (isinstance(v, np.ndarray) and v.ndim == 3 for v in (targets, drafts))
-    if padded_targets and targets.shape[1] not in (K, K + 1):
+    # An array has the rows of K drafts for every sequence, whatever it has drafted.
+    target_array, draft_array = (isinstance(v, np.ndarray) and v.ndim == 3 for v in (targets, drafts))
+    if target_array and targets.shape[1] not in (K, K + 1):
         raise ValueError(f"targets have {targets.shape[1]} rows for K = {K}; expected {K + 1} or {K}")
-    if padded_drafts and drafts.shape[1] != K:
+    if draft_array and drafts.shape[1] != K:
         raise ValueError(f"drafts have {drafts.shape[1]} rows for K = {K}")
     blocks = []
-    for b, tokens in enumerate(sequences):
+    for b, (tokens, padded) in enumerate(zip(proposed.tokens, proposed.padded, strict=True)):
         with errors_at(f"sequence {b}"):
-            target, draft = targets[b], drafts[b]
-            if padded_targets:
-                target = target[: len(tokens) + (targets.shape[1] > K)]
-            if padded_drafts:
-                draft = draft[: len(tokens)]
+            target, draft = as_rows(targets[b], "target"), drafts[b]
+            if target_array:
+                target = target.first(len(tokens) + (targets.shape[1] > K))
+            elif len(target) == padded + 1:
+                target = target.first(len(tokens) + 1)
+            if draft is not None:
+                draft = as_rows(draft, "draft")
+                if draft_array or len(draft) == padded:
+                    draft = draft.first(len(tokens))
             blocks.append(_open(target, draft, tokens, readers[b]))
     return blocks
 
@@ -508,9 +522,9 @@ def verify_batch(
     """
     chosen = as_rule(rule)
     require_executor(executor)
-    sequences, K = _as_batch_tokens(draft_tokens)
-    blocks = _open_all(targets, drafts, sequences, K, [Given()] * len(sequences))
-    return _decide_all(blocks, K, chosen, _streams(len(blocks), rngs, seeds, positions), check_draft)
+    proposed = _as_batch_tokens(draft_tokens)
+    blocks = _open_all(targets, drafts, proposed, [Given()] * len(proposed.tokens))
+    return _decide_all(blocks, proposed.K, chosen, _streams(len(blocks), rngs, seeds, positions), check_draft)
 
 
 def verify_batch_from_logits(
@@ -559,15 +573,15 @@ def verify_batch_from_logits(
     """
     chosen = as_rule(rule)
     require_executor(executor)
-    sequences, K = _as_batch_tokens(draft_tokens)
-    count = len(sequences)
+    proposed = _as_batch_tokens(draft_tokens)
+    count = len(proposed.tokens)
     configs = one_or_each(config, count, "config")
     draft_configs = configs if draft_config is None else one_or_each(draft_config, count, "draft_config")
     counts = one_or_each(token_counts, count, "token_counts")
     overlays = one_or_each(penalty_overlay, count, "penalty_overlay")
     readers = [
         FromLogits(tokens, configs[b], draft_configs[b], counts[b], overlays[b])
-        for b, tokens in enumerate(sequences)
+        for b, tokens in enumerate(proposed.tokens)
     ]
-    blocks = _open_all(target_logits, draft_logits, sequences, K, readers)
-    return _decide_all(blocks, K, chosen, _streams(len(blocks), rngs, seeds, positions), check_draft)
+    blocks = _open_all(target_logits, draft_logits, proposed, readers)
+    return _decide_all(blocks, proposed.K, chosen, _streams(len(blocks), rngs, seeds, positions), check_draft)

@@ -4,12 +4,13 @@ Design
 ------
 - One row is a one-dimensional, non-empty array of real numbers; `as_row` is the only way in.
 - Sums that *decide* something (nucleus, categorical draw) are sequential, by `numpy.cumsum`.
-  Sums that only normalise are NumPy's pairwise ones.
+  Sums that only normalise are taken by halves (`tree_sum`), which is accurate for equal numbers too.
 - All checks come before the first draw, so an error leaves the generator as it was.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -152,14 +153,20 @@ def as_top_k(top_k: Any, size: int) -> int:
 
 
 def tree_sum(values: Float64) -> float:
-    """Sum by halves: adding equal numbers loses nothing, where a running sum drifts by several ulp."""
+    """Accurate sum: by halves while it is long, exactly rounded from there.
+
+    Adding equal numbers by halves loses nothing, where a running sum drifts by several ulp.
+    """
     with np.errstate(over="ignore"):
-        while values.size > 1:
+        while values.size > 256:
             half = values.size // 2
             rest = values[2 * half :]
             values = values[:half] + values[half : 2 * half]
             values[: rest.size] += rest
-    return float(values[0])
+    try:
+        return math.fsum(values.tolist())
+    except OverflowError:  # finite values whose sum is not
+        return math.inf
 
 
 def normalised(weights: Float64) -> Float64:
@@ -226,7 +233,7 @@ def softmax(logits: ArrayLike, temperature: float = 1.0, *, out: NDArray[Any] | 
         top = largest / t  # = max(x/T): division rounds monotonically
         z = np.subtract(x / t, top) if np.isfinite(top) else (x - largest) / t
         weights = np.exp(z, out=z)
-        result[:] = np.divide(weights, weights.sum(), out=weights)
+        result[:] = np.divide(weights, tree_sum(weights), out=weights)
     return result
 
 
