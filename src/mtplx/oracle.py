@@ -50,11 +50,9 @@ import numpy as np
 from mtplx.decisions import (
     TREE_RULES,
     CanonicalRule,
-    Cascade,
     Rule,
     TokenTree,
     TreeRule,
-    Typical,
     as_rule,
     as_tree_rule,
 )
@@ -164,35 +162,20 @@ def _chance(threshold: float) -> float:
 
 
 def _kept(rule: CanonicalRule, p: Distribution, q: Distribution, token: int) -> float:
-    """How likely a draft is kept that is tested in a sequential rule: its test on a block of one."""
-    # With 0 for the coin a rule tests its threshold and reports it.
-    if rule == "exact":
-        return rules.accept_count_exact([p], [q], [token], [0.0])[1][0]
-    if rule == "greedy":
-        return rules.accept_count_greedy([p], [token])[1][0]
-    if rule == "match":
-        _, values = weights_of(p, "target_p")
-        return rules.accept_count_match([p], [token], [token])[1][0] / float(values.sum())
-    if isinstance(rule, Typical):
-        return rules.accept_count_typical([p], [token], rule)[1][0]
-    assert isinstance(rule, Cascade)
-    return rules.accept_count_cascade([p], [q], [token], [0.0], rule)[1][0]
+    """How likely a sequential rule keeps a draft: what it reports of a block of one."""
+    _, (keep,) = rules.accept_count(rule, [p], [q], [token], [0.0], [token])
+    return keep / float(weights_of(p, "target_p")[1].sum()) if rule == "match" else keep
 
 
 def _after_rejection(rule: CanonicalRule, p: Distribution, q: Distribution, token: int) -> Shares:
-    """What is drawn in place of the rejected draft `token`."""
-    if rule == "exact":
-        return _shares(rules.exact_weights(p, q))
+    """What the rejected draft `token` is replaced from."""
     if rule == "greedy":
         return [(rules.best_token(p), 1.0)]
-    if rule == "match":
+    if rule == "match":  # the token drawn, given that it is another one
         ids, values = weights_of(p, "target_p")
         others = (np.arange(values.size) if ids is None else ids) != token
         return _shares((ids, np.where(others, values, 0.0)))
-    if isinstance(rule, Typical):
-        return _shares(weights_of(p, "target_p"))
-    assert isinstance(rule, Cascade)
-    return _shares(rules.cascade_weights(p, q, rule))
+    return _shares(rules.weights_after_rejection(rule, [p], [q], 0, []))
 
 
 def _sequential(rule: CanonicalRule, target: _Rows, draft: _Rows, depth: int) -> _Outcomes:
@@ -264,10 +247,18 @@ def _chain(depth: int) -> Shape:
     return shape
 
 
+def _drawable(draft: _Rows, prefix: Tokens, siblings: int, replacement: bool) -> Shares:
+    shares = draft.shares(prefix)
+    if not replacement and len(shares) < siblings:
+        raise ValueError(
+            f"the draft row after {prefix} has {len(shares)} tokens: "
+            f"{siblings} siblings cannot be drawn from it without replacement"
+        )
+    return shares
+
+
 def _siblings(left: Shares, replacement: bool) -> Iterator[tuple[int, float, Shares]]:
     """Each token that the next sibling can be, how likely, and what the one after it is drawn from."""
-    if not left:
-        raise ValueError("a draft row has too few tokens for that many siblings without replacement")
     for token, drafted in left:
         if replacement:
             yield token, drafted, left
@@ -284,7 +275,8 @@ def _top_down(rule: TreeRule, target: _Rows, draft: _Rows, shape: Shape, replace
             return {(token,): share for token, share in target.shares(prefix)}
         law: Law = {}
         start = trees.open_node(rule, target[prefix], draft[prefix], len(shape), replacement)
-        pending: list[tuple[trees.TreeNode, Shares, float]] = [(start, draft.shares(prefix), 1.0)]
+        drawable = _drawable(draft, prefix, len(shape), replacement)
+        pending: list[tuple[trees.TreeNode, Shares, float]] = [(start, drawable, 1.0)]
         for child in shape:
             rejected = []
             for node, left, mass in pending:
@@ -317,7 +309,7 @@ def _bottom_up(target: _Rows, draft: _Rows, shape: Shape, replacement: bool) -> 
             outcomes.add(prefix, mass * keep, target.shares(prefix))
             return 1.0 - keep
         start = trees.TraversalNode(target[prefix], draft[prefix], replacement, reach)
-        pending = [(start, draft.shares(prefix), 1.0)]
+        pending = [(start, _drawable(draft, prefix, len(shape), replacement), 1.0)]
         for child in shape:
             rejected = []
             for node, left, part in pending:

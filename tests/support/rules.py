@@ -202,7 +202,7 @@ def kseq(target, draft, parents, tokens, node=-1, alive=1):
 
         # The smallest division of p that leaves a residual without a negative entry, by plain halving.
         low, high = 1.0, float(k)
-        for _ in range(200):
+        for _ in range(60):
             middle = (low + high) / 2
             if 1 - (1 - beta(middle)) ** k > middle * beta(middle):
                 low = middle
