@@ -404,10 +404,13 @@ def _as_keys(values: Any, count: int, name: str, bound: int) -> list[int]:
         raise TypeError(f"{name} must be a sequence of integers, not {type(values).__name__}")
     if len(values) != count:
         raise ValueError(f"{name} has {len(values)} entries for {count} sequences")
-    keys = [operator.index(values[b]) for b in range(count)]
-    for b, key in enumerate(keys):
-        if not 0 <= key < bound:
-            raise ValueError(f"sequence {b}: {name} must be in [0, {bound}), not {key}")
+    keys = []
+    for b in range(count):
+        with errors_at(f"sequence {b}: {name}"):
+            key = operator.index(values[b])
+            if not 0 <= key < bound:
+                raise ValueError(f"{key} is outside [0, {bound})")
+        keys.append(key)
     return keys
 
 
