@@ -1,9 +1,9 @@
-"""Blocks and batches of blocks: K drafted tokens verified in one call, and the acceptance rules.
+"""Blocks, batches of blocks and trees: drafted tokens verified in one call, and the acceptance rules.
 
 For now these are the functions of :mod:`mtplx.reference`; the compiled core takes their place.
 """
 
-from mtplx.decisions import BatchDecision, BlockDecision, Cascade, Typical
+from mtplx.decisions import BatchDecision, BlockDecision, Cascade, TokenTree, TreeDecision, Typical
 from mtplx.reference import (
     cascade_defer_decision,
     cascade_token_deferral,
@@ -14,12 +14,15 @@ from mtplx.reference import (
     verify_batch_from_logits,
     verify_block,
     verify_block_from_logits,
+    verify_tree,
 )
 
 __all__ = [
     "BatchDecision",
     "BlockDecision",
     "Cascade",
+    "TokenTree",
+    "TreeDecision",
     "Typical",
     "cascade_defer_decision",
     "cascade_token_deferral",
@@ -30,4 +33,5 @@ __all__ = [
     "verify_batch_from_logits",
     "verify_block",
     "verify_block_from_logits",
+    "verify_tree",
 ]
