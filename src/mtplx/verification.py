@@ -1,9 +1,9 @@
-"""Blocks and batches of blocks: K drafted tokens verified in one call, and the acceptance rules.
+"""Blocks, batches of blocks and trees: drafted tokens verified in one call, and the acceptance rules.
 
 The functions of :mod:`mtplx.reference`, same names, errors and draws. The rules "exact", "greedy" and
 "match" run on the compiled core: one crossing a block, one release of the GIL a range of sequences, and
-from logits nothing that is not needed. The other rules, and generators that draw through methods of their
-own, run by the reference's decisions on rows of the compiled core.
+from logits nothing that is not needed. The other rules, trees, and generators that draw through methods of
+their own run by the reference's decisions, from logits on rows of the compiled core.
 """
 
 from __future__ import annotations
@@ -14,7 +14,17 @@ from typing import Any, NoReturn, TypeGuard
 import numpy as np
 
 from mtplx._csampling import verification as core
-from mtplx.decisions import BatchDecision, BlockDecision, CanonicalRule, Cascade, Rule, Typical, as_rule
+from mtplx.decisions import (
+    BatchDecision,
+    BlockDecision,
+    CanonicalRule,
+    Cascade,
+    Rule,
+    TokenTree,
+    TreeDecision,
+    Typical,
+    as_rule,
+)
 from mtplx.distributions import Distribution, SamplerConfig, errors_at
 from mtplx.reference import (
     blocks,
@@ -24,6 +34,7 @@ from mtplx.reference import (
     rows,
     typical_accept_decision,
     typical_acceptance_threshold,
+    verify_tree,
 )
 from mtplx.reference.one_row import as_array, as_top_k
 from mtplx.reference.streams import GeneratorStream, KeyedStream
@@ -34,6 +45,8 @@ __all__ = [
     "BatchDecision",
     "BlockDecision",
     "Cascade",
+    "TokenTree",
+    "TreeDecision",
     "Typical",
     "cascade_defer_decision",
     "cascade_token_deferral",
@@ -44,6 +57,7 @@ __all__ = [
     "verify_batch_from_logits",
     "verify_block",
     "verify_block_from_logits",
+    "verify_tree",
 ]
 
 _COMPILED = ("exact", "greedy", "match")
