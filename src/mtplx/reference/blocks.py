@@ -138,10 +138,16 @@ class FromLogits:
             token = self._tokens[before]
             counts[token] = counts.get(token, 0) + 1
         overlay = self._overlay[i] if is_sequence(self._overlay) else self._overlay
-        return row_from_logits(row, self._config, counts, overlay)
+        return self.row(row, self._config, counts, overlay)
 
     def draft(self, i: int, row: Any) -> Distribution:
-        return row_from_logits(row, self._draft_config)
+        return self.row(row, self._draft_config, None, None)
+
+    def row(
+        self, logits: Any, config: SamplerConfig, token_counts: Any, penalty_overlay: Any
+    ) -> Distribution:
+        """The distribution of one row of logits."""
+        return row_from_logits(logits, config, token_counts, penalty_overlay)
 
 
 def _require_mapping(value: Any, name: str) -> None:
@@ -149,7 +155,7 @@ def _require_mapping(value: Any, name: str) -> None:
         raise TypeError(f"{name} must be a mapping of token ids, not {type(value).__name__}")
 
 
-def _as_tokens(draft_tokens: Any) -> Lazy[int]:
+def as_tokens(draft_tokens: Any) -> Lazy[int]:
     """The ids of the drafts, each read when it is reached."""
     if is_array(draft_tokens):
         draft_tokens = imported(draft_tokens, "draft_tokens")
@@ -165,7 +171,7 @@ def _point_mass(token: int, target_p: Distribution) -> SparseDistribution:
     return SparseDistribution.one_hot(id_within(token, size), size)
 
 
-def _open(target: Any, draft: Any, tokens: Lazy[int], reader: Reader) -> Block:
+def open_block(target: Any, draft: Any, tokens: Lazy[int], reader: Reader) -> Block:
     """Check the numbers of rows, and make rows lazy."""
     K = len(tokens)
     target_rows = as_rows(target, "target")
@@ -247,8 +253,8 @@ def verify_block(
     array([0, 1, 0])
     """
     chosen = as_rule(rule)
-    tokens = _as_tokens(draft_tokens)
-    block = _open(target, draft, tokens, Given())
+    tokens = as_tokens(draft_tokens)
+    block = open_block(target, draft, tokens, Given())
     return decide(block, chosen, GeneratorStream(rng), check_draft)
 
 
@@ -301,18 +307,18 @@ def verify_block_from_logits(
     array([1, 0])
     """
     chosen = as_rule(rule)
-    tokens = _as_tokens(draft_tokens)
+    tokens = as_tokens(draft_tokens)
     reader = FromLogits(
         tokens, config, config if draft_config is None else draft_config, token_counts, penalty_overlay
     )
-    block = _open(target_logits, draft_logits, tokens, reader)
+    block = open_block(target_logits, draft_logits, tokens, reader)
     return decide(block, chosen, GeneratorStream(rng), check_draft)
 
 
 # ---- batches -------------------------------------------------------------------------------------
 
 
-def _as_batch_tokens(draft_tokens: Any) -> tuple[list[Lazy[int]], int]:
+def as_batch_tokens(draft_tokens: Any) -> tuple[list[Lazy[int]], int]:
     """The drafts of every sequence without their padding, and K."""
     if is_array(draft_tokens):
         draft_tokens = imported(draft_tokens, "draft_tokens")
@@ -326,7 +332,7 @@ def _as_batch_tokens(draft_tokens: Any) -> tuple[list[Lazy[int]], int]:
     longest = draft_tokens.shape[1] if is_array(draft_tokens) and draft_tokens.ndim == 2 else 0
     for b in range(len(draft_tokens)):
         with errors_at(f"sequence {b}"):
-            tokens = _as_tokens(draft_tokens[b])
+            tokens = as_tokens(draft_tokens[b])
             longest = max(longest, len(tokens))
             sequences.append(_without_padding(draft_tokens[b], tokens))
     return sequences, longest
@@ -359,7 +365,7 @@ def _each_block(value: Any, count: int, name: str) -> Any:
     return value
 
 
-def _streams(count: int, rngs: Any, seeds: Any, positions: Any) -> list[Stream]:
+def open_streams(count: int, rngs: Any, seeds: Any, positions: Any) -> list[Stream]:
     if (seeds is None) != (positions is None):
         raise ValueError("seeds and positions are given together or not at all")
     if seeds is not None:
@@ -400,7 +406,7 @@ def _as_keys(values: Any, count: int, name: str, bound: int) -> list[int]:
     return keys
 
 
-def _decide_all(
+def decide_all(
     blocks: list[Block], K: int, rule: CanonicalRule, streams: list[Stream], check_draft: bool
 ) -> BatchDecision:
     """Every sequence by itself. One that fails does not keep the others from drawing what they draw."""
@@ -425,10 +431,10 @@ def _decide_all(
     return BatchDecision(tokens, num_tokens, accepted, probabilities)
 
 
-def _open_all(
-    targets: Any, drafts: Any, sequences: list[Lazy[int]], K: int, readers: Indexed[Reader]
-) -> list[Block]:
-    """Open every sequence; the rows that only pad an array are cut off here."""
+def rows_of_each(
+    targets: Any, drafts: Any, sequences: Sequence[Indexed[int]], K: int
+) -> tuple[list[Any], list[Any]]:
+    """Target and draft rows of every sequence; rows that only pad an array are cut off here."""
     count = len(sequences)
     targets = _each_block(targets, count, "targets")
     drafts = _each_block([None] * count if drafts is None else drafts, count, "drafts")
@@ -437,16 +443,24 @@ def _open_all(
         raise ValueError(f"targets have {targets.shape[1]} rows for K = {K}; expected {K + 1} or {K}")
     if padded_drafts and drafts.shape[1] != K:
         raise ValueError(f"drafts have {drafts.shape[1]} rows for K = {K}")
-    blocks = []
+    target_rows, draft_rows = [], []
     for b, tokens in enumerate(sequences):
         with errors_at(f"sequence {b}"):
             target, draft = targets[b], drafts[b]
-            if padded_targets:
-                target = target[: len(tokens) + (targets.shape[1] > K)]
-            if padded_drafts:
-                draft = draft[: len(tokens)]
-            blocks.append(_open(target, draft, tokens, readers[b]))
-    return blocks
+        target_rows.append(target[: len(tokens) + (targets.shape[1] > K)] if padded_targets else target)
+        draft_rows.append(draft[: len(tokens)] if padded_drafts else draft)
+    return target_rows, draft_rows
+
+
+def _open_all(
+    targets: Any, drafts: Any, sequences: list[Lazy[int]], K: int, readers: Indexed[Reader]
+) -> list[Block]:
+    target_rows, draft_rows = rows_of_each(targets, drafts, sequences, K)
+    opened = []
+    for b, tokens in enumerate(sequences):
+        with errors_at(f"sequence {b}"):
+            opened.append(open_block(target_rows[b], draft_rows[b], tokens, readers[b]))
+    return opened
 
 
 def verify_batch(
@@ -508,9 +522,9 @@ def verify_batch(
     """
     chosen = as_rule(rule)
     require_executor(executor)
-    sequences, K = _as_batch_tokens(draft_tokens)
+    sequences, K = as_batch_tokens(draft_tokens)
     blocks = _open_all(targets, drafts, sequences, K, [Given()] * len(sequences))
-    return _decide_all(blocks, K, chosen, _streams(len(blocks), rngs, seeds, positions), check_draft)
+    return decide_all(blocks, K, chosen, open_streams(len(blocks), rngs, seeds, positions), check_draft)
 
 
 def verify_batch_from_logits(
@@ -559,7 +573,7 @@ def verify_batch_from_logits(
     """
     chosen = as_rule(rule)
     require_executor(executor)
-    sequences, K = _as_batch_tokens(draft_tokens)
+    sequences, K = as_batch_tokens(draft_tokens)
     count = len(sequences)
     configs = one_or_each(config, count, "config")
     draft_configs = configs if draft_config is None else one_or_each(draft_config, count, "draft_config")
@@ -570,4 +584,4 @@ def verify_batch_from_logits(
         for b, tokens in enumerate(sequences)
     ]
     blocks = _open_all(target_logits, draft_logits, sequences, K, readers)
-    return _decide_all(blocks, K, chosen, _streams(len(blocks), rngs, seeds, positions), check_draft)
+    return decide_all(blocks, K, chosen, open_streams(len(blocks), rngs, seeds, positions), check_draft)
