@@ -26,9 +26,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mtplx._csampling import dispatch
-
 from mtplx import bench, sampling
+from mtplx._csampling import dispatch
 
 FEW, MANY = 4, 24
 
