@@ -1,6 +1,7 @@
 from libc.stdint cimport int64_t, uint64_t
 
 from mtplx._csampling.arrays cimport Row
+from mtplx._csampling.dispatch cimport scaling, streamed
 
 # How a selection ended.
 cdef enum selection_status:
@@ -53,6 +54,17 @@ cdef void keep_into(const double *p, Py_ssize_t n, const Cut *cut, double *out) 
 # (>= 1: off), for k small against n. Weights are proportional to the probabilities.
 cdef selection_status best_logits(const Row *row, double temperature, double top_p, Py_ssize_t k,
                                   Candidates *best) noexcept nogil
+
+# Block maxima (SIDE_BY_SIDE per CHUNK) of a row of logits, the largest of all, and a rough sum of the
+# exponentials if asked for; BAD_LOGIT where there is a NaN or the largest is infinite.
+cdef selection_status block_pass(const Row *row, double temperature, bint with_sum, double *maxima,
+                                 streamed *run) noexcept nogil
+
+# Relative error of the rough sum of n exponentials.
+cdef double rough_error(Py_ssize_t n) noexcept nogil
+
+# The exponential of one logit, with the bits that softmax gives it.
+cdef double weigh_one(double value, const scaling *s) noexcept nogil
 
 # Whether k of n is few enough for best_probabilities and best_logits.
 cdef inline bint few(Py_ssize_t k, Py_ssize_t n) noexcept nogil:

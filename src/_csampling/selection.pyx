@@ -267,6 +267,13 @@ cdef void weigh(Candidate *items, Py_ssize_t count, const scaling *s) noexcept n
         start += length
 
 
+cdef double weigh_one(double value, const scaling *s) noexcept nogil:
+    cdef Candidate one
+    one.value = value
+    weigh(&one, 1, s)
+    return one.weight
+
+
 cdef void divide_weights(Candidate *items, Py_ssize_t count, double total) noexcept nogil:
     """Exponentials become probabilities, with the bits that softmax gives them."""
     cdef double weights[CHUNK]
@@ -300,13 +307,12 @@ cdef double slack_below(const scaling *s, double bound, Py_ssize_t n) noexcept n
     cdef double quotient = table.scaled(bound, s)
     cdef double slack, lowest = (s.top - 747.0) * s.temperature
     cdef double z = quotient - s.top
-    cdef Candidate one
+    cdef double weight
     if z > -745.0:
-        one.value = bound
-        weigh(&one, 1, s)
+        weight = weigh_one(bound, s)
         slack = 2.0 ** -48 * (1.0 + fabs(quotient) + fabs(s.top))
-        if one.weight < TINY_WEIGHT:
-            slack += n * (2.0 * SMALLEST) / one.weight
+        if weight < TINY_WEIGHT:
+            slack += n * (2.0 * SMALLEST) / weight
         if bound - slack * s.temperature > lowest:
             return bound - slack * s.temperature
     return lowest
@@ -432,21 +438,24 @@ cdef bint cut_back(Py_ssize_t k, Candidates *best) noexcept nogil:
     return True
 
 
+cdef double rough_error(Py_ssize_t n) noexcept nogil:
+    """The terms are 2^t with t = d c in float32: relative error 3 * 2^-24 of t, from rounding d, c and the
+    product, which moves a term by |z| 3 * 2^-24 of itself; the polynomial adds 2^-21 at most; 16 float32
+    additions per lane add 16 * 2^-24. By Gibbs' inequality the mean of |z| under the weights is at most
+    log n, so the sum is within (log n + 8) 2^-22 of the true one.
+    """
+    return (log(<double>n) + 8.0) * 2.0 ** -22
+
+
 cdef void decide(const Row *row, const scaling *s, double top_p, Py_ssize_t k, double rough_total,
                  Candidates *best) noexcept nogil:
-    """Cut the ranked candidates by top_p and k; exactly, where the rough sum or the weights leave doubt.
-
-    The rough sum. Its terms are 2^t with t computed in float32: t = d c has relative error 2^-22.4
-    (rounding of d, c and the product: 3 * 2^-24), which moves a term by |z| 2^-22.4 of itself; the
-    polynomial adds 2^-21 at most; 16 float32 additions per lane add 16 * 2^-24. By Gibbs' inequality the
-    mean of |z| under the weights is at most log n, so the sum is within (log n + 8) 2^-22 of the true one.
-    """
+    """Cut the ranked candidates by top_p and k; exactly, where the rough sum or the weights leave doubt."""
     cdef Py_ssize_t kept = min(k, best.count), i = 1
     cdef double before, limit, tolerance
     cdef bint doubt = False
     if top_p < 1.0:
         limit = top_p * rough_total
-        tolerance = (log(<double>row.n) + 8.0) * 2.0 ** -22 * rough_total
+        tolerance = rough_error(row.n) * rough_total
         before = best.items[0].weight
         while i < kept and before < limit - tolerance:
             before += best.items[i].weight

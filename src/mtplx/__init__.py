@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mtplx.sampling import *  # noqa: F403  (the checker's view of __getattr__ below)
 
-_SUBMODULES = ("decoding", "distributions", "models", "reference", "sampling")
+_SUBMODULES = (
+    "batch",
+    "decisions",
+    "decoding",
+    "distributions",
+    "models",
+    "reference",
+    "sampling",
+    "verification",
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -10,7 +10,10 @@ empty slots; the core is told of the subclass at the end of this file and return
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import operator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -20,9 +23,12 @@ from mtplx._csampling.distributions import (
     SparseDistributionBase,
     SpeculativeDecision,
     register_python_types,
+    restore,
 )
+from mtplx._csampling.draws import sample_from_distribution
 
 __all__ = [
+    "BatchedSparseDistributions",
     "Distribution",
     "NonFiniteLogitsError",
     "SamplerConfig",
@@ -189,5 +195,184 @@ class SparseDistribution(SparseDistributionBase):
 
 
 Distribution = NDArray[np.float64] | SparseDistribution
+
+
+@dataclass(frozen=True, init=False, eq=False)
+class BatchedSparseDistributions:
+    """N sparse distributions over one vocabulary, as two arrays.
+
+    Immutable, compared by value, unhashable. Pickling and copying restore the stored bits.
+
+    Parameters
+    ----------
+    token_ids : array_like of int, shape (N, k)
+        Row by row distinct ids in [0, `vocab_size`), kept in the order given; -1 where a row has fewer
+        than k tokens.
+    probs : array_like of float, shape (N, k)
+        Weights; every row is normalised to sum 1. 0 where the id is -1. NaN and infinite weights become
+        0.0 and stay in the support.
+    vocab_size : int
+
+    Raises
+    ------
+    ValueError
+        Not two-dimensional, of different shapes; padding with a probability; in a row: no token, a
+        negative finite weight, an id outside [0, `vocab_size`) or given twice. The message names the row.
+    NonFiniteLogitsError
+        A row without a positive finite weight.
+
+    Examples
+    --------
+    >>> batch = BatchedSparseDistributions([[7, 3], [5, -1]], [[3.0, 1.0], [2.0, 0.0]], vocab_size=10)
+    >>> len(batch), batch.probability(0, 7), batch.probability(1, -1)
+    (2, 0.75, 0.0)
+    >>> batch.to_distribution(1)
+    SparseDistribution(token_ids=array([5]), probs=array([1.]), vocab_size=10)
+    """
+
+    __hash__ = None  # type: ignore[assignment]  # as for list: compared by value, holds arrays
+
+    token_ids: NDArray[np.int64]
+    probs: NDArray[np.float64]
+    _: KW_ONLY
+    vocab_size: int
+
+    def __init__(self, token_ids: Any, probs: Any, *, vocab_size: int) -> None:
+        ids, weights = np.asarray(token_ids), np.asarray(probs)
+        if ids.ndim != 2 or weights.ndim != 2 or ids.shape != weights.shape:
+            raise ValueError(
+                f"token_ids and probs must have one shape (N, k), not {ids.shape} and {weights.shape}"
+            )
+        size = operator.index(vocab_size)
+        if not 0 < size < 1 << 63:
+            raise ValueError(f"vocab_size is {size}")
+        stored_ids = np.full(ids.shape, -1, dtype=np.int64)
+        stored_probs = np.zeros(ids.shape)
+        for row in range(ids.shape[0]):
+            with errors_at(f"row {row}"):
+                held = ids[row] != -1
+                given = weights[row][~held]
+                if ((given != 0) & (given == given)).any():  # NaN counts as 0 here as everywhere
+                    raise ValueError("padding (id -1) with a probability")
+                one = SparseDistribution(ids[row][held], weights[row][held], size)
+                stored_ids[row, held] = one.token_ids
+                stored_probs[row, held] = one.probs
+        self._store(stored_ids, stored_probs, size)
+
+    def _store(self, token_ids: NDArray[np.int64], probs: NDArray[np.float64], vocab_size: int) -> None:
+        token_ids.flags.writeable = False
+        probs.flags.writeable = False
+        object.__setattr__(self, "token_ids", token_ids)
+        object.__setattr__(self, "probs", probs)
+        object.__setattr__(self, "vocab_size", vocab_size)
+
+    @classmethod
+    def from_distributions(
+        cls, distributions: Sequence[SparseDistribution], *, vocab_size: int, width: int | None = None
+    ) -> BatchedSparseDistributions:
+        """Stack sparse distributions; their stored bits are kept, nothing is normalised again.
+
+        Parameters
+        ----------
+        distributions : sequence of SparseDistribution
+        vocab_size : int
+        width : int, optional
+            k; default the largest number of tokens.
+
+        Raises
+        ------
+        ValueError
+            A distribution has more than `width` tokens, or another `vocab_size`.
+
+        Examples
+        --------
+        >>> one = SparseDistribution([7, 3], [3.0, 1.0], 10)
+        >>> BatchedSparseDistributions.from_distributions([one], vocab_size=10, width=3).token_ids
+        array([[ 7,  3, -1]])
+        """
+        counts = [one.token_ids.size for one in distributions]
+        k = max(counts, default=0) if width is None else operator.index(width)
+        token_ids = np.full((len(counts), k), -1, dtype=np.int64)
+        probs = np.zeros((len(counts), k))
+        for row, (one, count) in enumerate(zip(distributions, counts, strict=True)):
+            if count > k or one.vocab_size != vocab_size:
+                raise ValueError(
+                    f"row {row} has {count} tokens of {one.vocab_size}; expected at most {k} of {vocab_size}"
+                )
+            token_ids[row, :count] = one.token_ids
+            probs[row, :count] = one.probs
+        return _restore_batch(cls, token_ids, probs, vocab_size)
+
+    def __len__(self) -> int:
+        return int(self.token_ids.shape[0])
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, BatchedSparseDistributions):
+            return NotImplemented
+        return (
+            self.vocab_size == other.vocab_size
+            and np.array_equal(self.token_ids, other.token_ids)
+            and np.array_equal(self.probs, other.probs)
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_restore_batch, (type(self), self.token_ids, self.probs, self.vocab_size))
+
+    def _row(self, row: int) -> int:
+        index = operator.index(row)
+        if not 0 <= index < len(self):
+            raise IndexError(f"row {index} is outside [0, {len(self)})")
+        return index
+
+    def probability(self, row: int, token_id: int) -> float:
+        """Probability of `token_id` in a row; 0.0 for any integer outside its support, -1 included."""
+        index, token = self._row(row), operator.index(token_id)
+        if not 0 <= token < self.vocab_size:
+            return 0.0
+        return float(self.probs[index][self.token_ids[index] == token].sum())
+
+    def to_distribution(self, row: int) -> SparseDistribution:
+        """One row, without its padding, with the bits that are stored."""
+        index = self._row(row)
+        held = self.token_ids[index] >= 0
+        one: SparseDistribution = restore(
+            SparseDistribution, self.token_ids[index][held], self.probs[index][held], self.vocab_size
+        )
+        return one
+
+    def sample(self, row: int, rng: Any = None) -> int:
+        """Draw one token of a row, as `mtplx.sampling.sample_from_distribution` does."""
+        return sample_from_distribution(self.to_distribution(row), rng)
+
+
+def _restore_batch(
+    cls: type[BatchedSparseDistributions], token_ids: Any, probs: Any, vocab_size: int
+) -> BatchedSparseDistributions:
+    made = cls.__new__(cls)
+    made._store(np.array(token_ids, dtype=np.int64), np.array(probs, dtype=np.float64), vocab_size)
+    return made
+
+
+@contextmanager
+def errors_at(where: str) -> Iterator[None]:
+    """Say where an error happened: put `where` in front of its message, class and attributes kept.
+
+    Errors of other classes than the package's own are the caller's; they get a note.
+    """
+    try:
+        yield
+    except Exception as error:
+        located: Exception
+        if type(error) is NonFiniteLogitsError:
+            located = _restore_error(
+                f"{where}: {error.message}", error.nan_count, error.inf_count, error.vocab_size
+            )
+        elif type(error) in (ValueError, IndexError, TypeError):
+            located = type(error)(f"{where}: {error}")
+        else:
+            error.add_note(f"at {where}")
+            raise
+        raise located.with_traceback(error.__traceback__) from error.__cause__
+
 
 register_python_types(SparseDistribution, NonFiniteLogitsError, non_finite_logits_error)

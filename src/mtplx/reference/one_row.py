@@ -1,8 +1,4 @@
-"""The definition: every sampling function in plain NumPy, written to be read.
-
-:mod:`mtplx.sampling` is the same functions on the compiled core. Where the two could differ, this
-module decides: which tokens a truncation keeps, in which order a sum is taken, how many numbers a
-draw consumes. Nothing here is fast by a trick, and nothing loops over the vocabulary in Python.
+"""One row: logits to a distribution, draws, the verification of one token, laws and distances.
 
 Design
 ------
@@ -61,13 +57,15 @@ PENALTY_MIN = -2.0
 PENALTY_MAX = 2.0
 
 Float64 = NDArray[np.float64]
+Weights = tuple[NDArray[np.int64] | None, Float64]
+"""What a token is drawn from: ids (None: 0, 1, 2, ...) and their weights, in the order that a draw walks."""
 
 
 # ---- what comes in -------------------------------------------------------------------------------
 
 
-def as_array(values: Any, name: str) -> NDArray[Any]:
-    """Any array_like of real numbers as a NumPy array of its own dtype, without a copy where possible."""
+def imported(values: Any, name: str) -> NDArray[Any]:
+    """Any array_like as a NumPy array of its own dtype, without a copy where possible."""
     if (
         not isinstance(values, np.ndarray)
         and not hasattr(values, "__array__")
@@ -77,7 +75,12 @@ def as_array(values: Any, name: str) -> NDArray[Any]:
             values = np.from_dlpack(values)
         except (BufferError, RuntimeError) as error:
             raise TypeError(f"{name} cannot be read as a CPU array: {error}") from error
-    array = np.asarray(values)
+    return np.asarray(values)
+
+
+def as_array(values: Any, name: str) -> NDArray[Any]:
+    """Any array_like of real numbers as a NumPy array of its own dtype, without a copy where possible."""
+    array = imported(values, name)
     custom = array.dtype.kind == "V" and array.dtype.names is None and array.dtype.type is not np.void
     if array.dtype.kind == "O":
         if not all(
@@ -410,14 +413,14 @@ def apply_penalties(
             occurrences = float(count)
             if not occurrences >= 0.0:
                 raise ValueError(f"token {token} has the count {count}")
-            penalised[_id_within(token, penalised.size)] -= frequency * occurrences + presence * (
+            penalised[id_within(token, penalised.size)] -= frequency * occurrences + presence * (
                 occurrences > 0
             )
         for token, amount in overlay.items():
             value = float(amount)
             if np.isnan(value):
                 raise ValueError(f"penalty_overlay of token {token} is {amount}")
-            penalised[_id_within(token, penalised.size)] -= value
+            penalised[id_within(token, penalised.size)] -= value
     return penalised
 
 
@@ -428,7 +431,7 @@ def _clamped(penalty: float, name: str) -> float:
     return min(max(value, PENALTY_MIN), PENALTY_MAX)
 
 
-def _id_within(token_id: Any, size: int) -> int:
+def id_within(token_id: Any, size: int) -> int:
     token = operator.index(token_id)
     if not 0 <= token < size:
         raise IndexError(f"token id {token} is outside [0, {size})")
@@ -506,14 +509,14 @@ def sparse_distribution_from_logits(
 # ---- acceptance and correction -------------------------------------------------------------------
 
 
-def _probability(distribution: Any, token: int, name: str) -> float:
+def probability_of(distribution: Any, token: int, name: str) -> float:
     """The one number that acceptance needs of a row; nothing else of the row is looked at."""
     if isinstance(distribution, SparseDistribution):
         return distribution.probability(token)
     row = as_array(distribution, name)
     if row.ndim != 1 or row.size == 0:
         raise ValueError(f"{name} must be one-dimensional and not empty, not of shape {row.shape}")
-    probability = float(row[_id_within(token, row.size)])
+    probability = float(row[id_within(token, row.size)])
     if not 0.0 <= probability < np.inf:
         raise ValueError(f"{name} must be finite and not negative: entry {token} is {probability}")
     return probability
@@ -551,8 +554,8 @@ def acceptance_probability(target_p: Any, draft_q: Any, token_id: int) -> float:
     0.125
     """
     token = operator.index(token_id)
-    p = _probability(target_p, token, "target_p")
-    q = _probability(draft_q, token, "draft_q")
+    p = probability_of(target_p, token, "target_p")
+    q = probability_of(draft_q, token, "draft_q")
     if q == 0.0:
         return 1.0 if p > 0.0 else 0.0
     with np.errstate(all="ignore"):
@@ -567,10 +570,10 @@ def _positive_part(row: Float64) -> tuple[Float64, bool]:
     return kept, bool(kept.max() > 0.0)
 
 
-def _correction_weights(target_p: Any, draft_q: Any) -> tuple[NDArray[np.int64] | None, Float64, bool]:
-    """``(p - q)+`` undivided, or the target's own weights where no difference is positive.
+def positive_differences(target_p: Any, draft_q: Any, scale: float = 1.0) -> tuple[Weights, bool]:
+    """``(scale p - q)+`` by ascending id, undivided, and whether any of it is positive.
 
-    Returns (ids ascending, weights, whether a difference is positive); ids is None for a dense row.
+    `scale` is 1 but for the block rule, where it is the acceptance probability of the prefix.
     """
     if isinstance(target_p, SparseDistribution) and isinstance(draft_q, SparseDistribution):
         order = np.argsort(target_p.token_ids, kind="stable")
@@ -580,21 +583,37 @@ def _correction_weights(target_p: Any, draft_q: Any) -> tuple[NDArray[np.int64] 
         place = np.searchsorted(draft_q.token_ids[by_id], ids)
         place = by_id[np.minimum(place, by_id.size - 1)]
         q = np.where(draft_q.token_ids[place] == ids, draft_q.probs[place], 0.0)
-        weights, positive = _positive_part(p - q)
-        weights = weights if positive else p
+        weights, positive = _positive_part(p - q if scale == 1.0 else scale * p - q)
         support = weights > 0.0
-        return ids[support], weights[support], positive
+        return (ids[support], weights[support]), positive
     p = as_dense(target_p, "target_p")
     q = as_dense(draft_q, "draft_q")
     if p.size != q.size:
         raise ValueError(f"target_p has {p.size} entries, draft_q {q.size}")
     with np.errstate(all="ignore"):
-        weights, positive = _positive_part(p - q)
+        weights, positive = _positive_part(p - q if scale == 1.0 else scale * p - q)
+    return (None, weights), positive
+
+
+def correction_weights(target_p: Any, draft_q: Any, scale: float = 1.0) -> tuple[Weights, bool]:
+    """`positive_differences`, or the target's own weights by ascending id where none is positive."""
+    weights, positive = positive_differences(target_p, draft_q, scale)
     if not positive:
-        weights, any_mass = _positive_part(p)
-        if not any_mass:
-            raise ValueError("neither the residual nor target_p has positive mass")
-    return None, weights, positive
+        # Dense where the differences were dense, so that the kind of a result hangs on the inputs alone.
+        weights = positive_weights(as_dense(target_p, "target_p") if weights[0] is None else target_p)
+    return weights, positive
+
+
+def positive_weights(target_p: Any) -> Weights:
+    """The positive entries of a row by ascending id; what is not finite or is negative counts as 0."""
+    if isinstance(target_p, SparseDistribution):
+        support = np.flatnonzero(target_p.probs)
+        support = support[np.argsort(target_p.token_ids[support], kind="stable")]
+        return target_p.token_ids[support], target_p.probs[support]
+    weights, any_mass = _positive_part(as_row(target_p, "target_p"))
+    if not any_mass:
+        raise ValueError("neither the residual nor target_p has positive mass")
+    return None, weights
 
 
 def residual_distribution(target_p: Any, draft_q: Any, *, out: Float64 | None = None) -> Distribution:
@@ -630,7 +649,7 @@ def residual_distribution(target_p: Any, draft_q: Any, *, out: Float64 | None = 
     >>> residual_distribution([0.1, 0.5, 0.4], [0.7, 0.2, 0.1])
     array([0. , 0.5, 0.5])
     """
-    ids, weights, positive = _correction_weights(target_p, draft_q)
+    (ids, weights), positive = correction_weights(target_p, draft_q)
     if ids is not None:
         if out is not None:
             raise ValueError("out is for a dense result, and both distributions are sparse")
@@ -653,12 +672,24 @@ def as_generator(rng: Any) -> Any:
     return rng
 
 
-def _draw(rng: Any, ids: NDArray[np.int64] | None, weights: Float64) -> int:
-    """One categorical draw from `weights`, checked before; ids None means 0, 1, 2, ..."""
-    if type(rng) is not np.random.Generator:
-        choices = np.arange(weights.size) if ids is None else ids
-        return int(rng.choice(choices, p=normalised(weights)))
-    u = rng.random()
+def weights_of(distribution: Any, name: str) -> Weights:
+    """The ids and weights of a distribution in storage order, checked."""
+    if isinstance(distribution, SparseDistribution):
+        return distribution.token_ids, distribution.probs
+    return None, as_probabilities(distribution, name)
+
+
+def draw(rng: Any, weights: Weights) -> int:
+    """One categorical draw, from weights that were checked before."""
+    if type(rng) is np.random.Generator:
+        return token_at(weights, rng.random())
+    ids, values = weights
+    return int(rng.choice(np.arange(values.size) if ids is None else ids, p=normalised(values)))
+
+
+def token_at(weights_by_id: Weights, u: float) -> int:
+    """The first token whose cumulative weight, divided by the last one, exceeds `u`."""
+    ids, weights = weights_by_id
     with np.errstate(over="ignore"):
         cumulative = np.cumsum(weights)
     if np.isinf(cumulative[-1]):
@@ -699,11 +730,8 @@ def sample_from_distribution(probs: Any, rng: Any = None) -> int:
     >>> sample_from_distribution([0.0, 1.0])
     1
     """
-    if isinstance(probs, SparseDistribution):
-        ids, weights = probs.token_ids, probs.probs
-    else:
-        ids, weights = None, as_probabilities(probs, "probs")
-    return _draw(as_generator(rng), ids, weights)
+    weights = weights_of(probs, "probs")
+    return draw(as_generator(rng), weights)
 
 
 def verify_one_token(target_p: Any, draft_q: Any, draft_token: int, rng: Any = None) -> SpeculativeDecision:
@@ -741,22 +769,22 @@ def verify_one_token(target_p: Any, draft_q: Any, draft_token: int, rng: Any = N
     """
     token = operator.index(draft_token)
     accept_probability = acceptance_probability(target_p, draft_q, token)
-    _require_same_length(target_p, draft_q)
+    require_same_length(target_p, draft_q)
     generator = as_generator(rng)
     if accept_probability == 0.0:
         # Rejected whatever the coin shows: what can fail, fails before the coin. With p(x) > 0 the
         # target itself has mass, and nothing can.
-        _correction_weights(target_p, draft_q)
+        correction_weights(target_p, draft_q)
     # One hold of the lock for both numbers, so that another thread cannot draw between them.
     with generator.bit_generator.lock if type(generator) is np.random.Generator else nullcontext():
         u = float(generator.random())
         if u <= accept_probability and accept_probability > 0.0:
             return SpeculativeDecision(True, token, accept_probability)
-        ids, weights, _ = _correction_weights(target_p, draft_q)
-        return SpeculativeDecision(False, _draw(generator, ids, weights), accept_probability)
+        weights, _ = correction_weights(target_p, draft_q)
+        return SpeculativeDecision(False, draw(generator, weights), accept_probability)
 
 
-def _require_same_length(target_p: Any, draft_q: Any) -> None:
+def require_same_length(target_p: Any, draft_q: Any) -> None:
     if isinstance(target_p, SparseDistribution) and isinstance(draft_q, SparseDistribution):
         return
     sizes = [
@@ -802,7 +830,7 @@ def speculative_output_marginal(target_p: Any, draft_q: Any) -> Float64:
     array([0.5, 0.5])
     """
     target, draft = _checked(target_p, "target_p"), _checked(draft_q, "draft_q")
-    _require_same_length(target, draft)
+    require_same_length(target, draft)
     p = normalised(as_dense(target, "target_p"))
     q = as_dense(draft, "draft_q")
     if isinstance(draft, SparseDistribution):
@@ -837,7 +865,7 @@ def total_variation(p: Any, q: Any) -> float:
     >>> total_variation([0.5, 0.5], [1.0, 0.0])
     0.5
     """
-    _, differences, positive = _correction_weights(_checked(p, "p"), _checked(q, "q"))
+    (_, differences), positive = positive_differences(_checked(p, "p"), _checked(q, "q"))
     return float(differences.sum()) if positive else 0.0
 
 
