@@ -26,8 +26,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mtplx import bench, sampling
 from mtplx._csampling import dispatch
+
+from mtplx import bench, sampling
 
 FEW, MANY = 4, 24
 
