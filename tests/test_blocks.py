@@ -9,6 +9,7 @@ from support.blocks import (
     InOrder,
     Touched,
     Untouchable,
+    as_batch,
     as_sparse,
     by_the_loop,
     every_face,
@@ -72,24 +73,31 @@ def test_rows_decide_by_what_they_hold_and_not_by_their_form(face, rule):
     for seed in range(150):
         rng = np.random.default_rng([3, seed])
         target, draft, tokens = random_block(rng, K=int(rng.integers(1, 5)))
-        # Sparse rows are normalised: rows that do not sum to 1 would not be the same distributions.
-        target, draft = (rows / rows.sum(axis=1, keepdims=True) for rows in (target, draft))
-        target, draft = (rows.astype(np.float32).astype(np.float64) for rows in (target, draft))
-        sums_to_one = all((rows.sum(axis=1) == 1.0).all() for rows in (target, draft))
-        forms = [
-            (np.asfortranarray(target), draft.tolist()),
-            (target.astype(">f4"), list(draft)),
-            (Touched(target), np.repeat(draft, 2, axis=1)[:, ::2]),
-        ]
-        if sums_to_one:  # then the bits are the same, too
-            forms += [
-                ([as_sparse(row, None) for row in target], [as_sparse(row, None) for row in draft]),
-                ([target[0], *map(as_sparse, target[1:])], [*map(as_sparse, draft[:-1]), draft[-1]]),
-            ]
-        expected = fields_of(face.verify_block(target, draft, tokens, np.random.default_rng(seed), rule=rule))
-        for one, other in forms:
+        target, draft = ([as_sparse(row) for row in rows] for rows in (target, draft))
+        p, q = (np.array([row.to_dense() for row in rows]) for rows in (target, draft))
+        expected = fields_of(face.verify_block(p, q, tokens, np.random.default_rng(seed), rule=rule))
+        for one, other in (
+            (target, draft),
+            (as_batch(target), as_batch(draft)),
+            ([p[0], *target[1:]], [*draft[:-1], q[-1]]),
+            (np.asfortranarray(p), q.tolist()),
+            (p.astype(">f8"), list(q)),
+            (Touched(p), np.repeat(q, 2, axis=1)[:, ::2]),
+        ):
             decision = face.verify_block(one, other, tokens, np.random.default_rng(seed), rule=rule)
             assert fields_of(decision) == expected, (seed, one, other)
+
+
+@every_face
+@pytest.mark.parametrize("rule", ["exact", "greedy", "block", Cascade(0.1)], ids=str)
+def test_corrections_go_by_id_whatever_the_order_of_storage(face, rule):
+    for seed in range(150):
+        rng = np.random.default_rng([3, seed])
+        target, draft, tokens = random_block(rng, K=int(rng.integers(1, 5)), bonus=False)
+        target, draft = ([as_sparse(row, rng) for row in rows] for rows in (target, draft))
+        p, q = (np.array([row.to_dense() for row in rows]) for rows in (target, draft))
+        decision = face.verify_block(target, draft, tokens, np.random.default_rng(seed), rule=rule)
+        assert decision == face.verify_block(p, q, tokens, np.random.default_rng(seed), rule=rule)
 
 
 @every_face

@@ -9,6 +9,7 @@ from support.generators import LAST, STEP, scripted
 
 from mtplx.decisions import BlockDecision, Cascade, Typical
 from mtplx.distributions import SparseDistribution
+from mtplx.reference import rules
 
 # ---- tables ------------------------------------------------------------------------------------------
 
@@ -185,6 +186,26 @@ def test_cascade_without_draft_mass_goes_by_the_target(face):
     assert kept(face, Cascade(0.0), target, draft, [0], 0.0, 0.25) == (0, [1], [0.0])
 
 
+def test_probabilities_of_the_block_rule():
+    """The pieces that coins are compared with, where the way to them has an edge."""
+    keep, prefix = rules.block_keep_probability, rules.prefix_acceptance
+    assert prefix(0.5, 0.75, 0.5) == 0.75
+    assert prefix(0.5, 0.5, 0.0) == 1.0  # p/0 is infinite
+    assert prefix(0.0, 0.5, 0.0) == prefix(0.5, 0.0, 0.0) == prefix(0.5, 0.0, 0.5) == 0.0
+    assert prefix(1e-200, 1e-200, 1e-200) == 1e-200  # the ratio first: P p alone would be 0
+    assert keep([0.5, 0.5], [0.0, 1.0], 0.5) == 0.25 / 0.75
+    assert keep([0.5, 0.5], [0.5, 0.5], 1.0) == 1.0  # 0/0
+    assert keep([0.5, 0.5], [0.5, 0.5], 0.5) == 0.0
+    assert keep([1e-18, 0.0], [0.0, 0.0], 1.0) == 1.0  # 1 + R would be 1, and R/(1 + R - 1) R/0
+    # Never above the prefix: rows that do not sum to 1, sums without end, products that round up.
+    assert keep([50.0, 50.0], [0.5, 0.5], 0.25) == 0.25
+    assert keep([1e308, 1e308], [0.0, 0.0], 0.75) == 0.75
+    for seed in range(200):
+        p = np.random.default_rng([12, seed]).dirichlet([1.0] * 7)
+        for P in (0.1, 0.3, 0.7):
+            assert keep(np.append(p, 0.0), np.append(0.0 * p, 1.0), P) <= P
+
+
 # ---- helpers -----------------------------------------------------------------------------------------
 
 
@@ -269,6 +290,10 @@ def test_cascade_target(face):
     one, other = SparseDistribution([3], [1.0], 8), SparseDistribution([3, 1], [0.75, 0.25], 8)
     assert target(one, other, alpha=0.5, rule="tokenv3") == SparseDistribution([3], [1.0], 8)
     assert target(one, other, alpha=1.0, rule="tokenv3") == SparseDistribution([1, 3], [0.25, 0.75], 8)
+    # Of two vocabularies the larger: the cascade emits what either can say.
+    small = SparseDistribution([1, 3], [0.5, 0.5], 4)
+    assert target(small, SparseDistribution([6], [1.0], 8), alpha=1.0, rule="tokenv3").vocab_size == 8
+    assert target(SparseDistribution([6], [1.0], 8), small, alpha=1.0, rule="tokenv3").vocab_size == 8
     np.testing.assert_array_equal(
         target(one.to_dense(), other, alpha=1.0, rule="tokenv3"), [0, 0.25, 0, 0.75, 0, 0, 0, 0]
     )

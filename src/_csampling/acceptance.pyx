@@ -126,7 +126,8 @@ def acceptance_probability(target_p, draft_q, token_id):
 # ---- the differences of two sparse distributions -------------------------------------------------
 
 
-cdef double next_difference(const Support *p, const Support *q, Py_ssize_t i, Py_ssize_t *place) noexcept nogil:
+cdef double next_difference(const Support *p, const Support *q, Py_ssize_t i,
+                            Py_ssize_t *place) noexcept nogil:
     """p - q at entry i of p; `place` walks along q. Both ascend."""
     cdef int64_t token = p.ids[i]
     while place[0] < q.count and q.ids[place[0]] < token:

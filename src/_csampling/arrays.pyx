@@ -45,6 +45,19 @@ cdef object as_array(object values, str name):
     raise TypeError(f"{name} must hold real numbers, not {array.dtype}")
 
 
+cdef object as_rows_array(object rows, str name):
+    if not (hasattr(rows, "__array__") or hasattr(rows, "__dlpack__")):
+        if isinstance(rows, (str, bytes)) or not (hasattr(rows, "__len__") and hasattr(rows, "__getitem__")):
+            raise TypeError(f"{name} must be an array or a sequence of rows, not {type(rows).__name__}")
+        return rows
+    if isinstance(rows, np.ndarray) and rows.dtype.kind == "O":
+        return rows
+    rows = as_array(rows, name)
+    if rows.ndim != 2 and not (rows.ndim == 1 and rows.size == 0):
+        raise ValueError(f"{name} must be rows, of shape (N, V), not of shape {rows.shape}")
+    return rows
+
+
 cdef object as_row(object values, str name):
     """A one-dimensional, contiguous, aligned, native array of one of the four types."""
     array = as_array(values, name)

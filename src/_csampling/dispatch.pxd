@@ -59,6 +59,8 @@ cdef extern from "kernels.h" nogil:
         int (*block_maxima_checked)(const double *p, size_t n, double *maxima) noexcept nogil
         int (*block_sums)(const double *p, size_t n, double *sums) noexcept nogil
         void (*block_sums_residual)(const double *p, const double *q, size_t n, double *sums) noexcept nogil
+        void (*block_sums_of_quotients)(const double *p, const double *q, size_t n, double p_divisor,
+                                        double q_divisor, double *sums) noexcept nogil
         void (*residual)(const double *p, const double *q, size_t n, double *out,
                          running *total) noexcept nogil
         int (*weigh)(const double *p, size_t n, running *total) noexcept nogil
@@ -84,6 +86,7 @@ cdef enum certificate:
     RANK_TIE              # probabilities at a cut too close to rank by their exponentials
     CATEGORICAL_DRAW      # a draw: cumulative sums replayed sequentially
     CORRECTION_DRAW       # a draw from the residual: the same
+    ACCEPT_TEST           # a coin against a ratio of rough probabilities: exact sums taken
     CERTIFICATES
 
 cdef extern from *:

@@ -14,6 +14,7 @@ cdef dict NAMES = {
     "rank_tie": RANK_TIE,
     "categorical_draw": CATEGORICAL_DRAW,
     "correction_draw": CORRECTION_DRAW,
+    "accept_test": ACCEPT_TEST,
 }
 
 

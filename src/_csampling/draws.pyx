@@ -82,9 +82,12 @@ cdef Py_ssize_t weights_piece(const Weights *weights, Py_ssize_t start, double *
     cdef const double *p
     cdef const double *q
     cdef Py_ssize_t i, length
-    if weights.q is NULL and weights.scale == 1.0 and not weights.positive_part:
+    if weights.q is NULL and weights.scale == 1.0 and not weights.positive_part and weights.p_divisor == 1.0:
         return probs_piece(weights.p, start, weights.p.n, buffer, piece)
     length = probs_piece(weights.p, start, CHUNK, buffer, &p)
+    if weights.p_divisor != 1.0:
+        table.divide_f64(p, length, weights.p_divisor, buffer)
+        p = buffer
     if weights.q is NULL:
         for i in range(length):
             # One residual against nothing: entries that are negative or not finite count as 0.
@@ -92,6 +95,9 @@ cdef Py_ssize_t weights_piece(const Weights *weights, Py_ssize_t start, double *
         q = other
     else:
         probs_piece(weights.q, start, CHUNK, other, &q)
+        if weights.q_divisor != 1.0:
+            table.divide_f64(q, length, weights.q_divisor, other)
+            q = other
     memset(&ignored, 0, sizeof(ignored))
     table.residual(p, q, length, buffer, &ignored)
     if weights.scale != 1.0:
@@ -103,31 +109,51 @@ cdef Py_ssize_t weights_piece(const Weights *weights, Py_ssize_t start, double *
 
 cdef bint weigh(Weights *weights, const Row *p, const Row *q, bint positive_part,
                 double *sums) noexcept nogil:
-    cdef double buffer[CHUNK]
-    cdef double other[CHUNK]
-    cdef const double *piece
-    cdef Py_ssize_t start = 0, length, block, blocks = (p.n + BLOCK - 1) // BLOCK
     weights.p = p
     weights.q = q
+    weights.p_divisor = weights.q_divisor = 1.0
     weights.positive_part = positive_part
     weights.scale = 1.0
     weights.sums = sums
     if q is not NULL and p.kind == F64 and q.kind == F64:
         table.block_sums_residual(<const double *>p.data, <const double *>q.data, p.n, sums)
-        start = p.n
+        return add_up(weights, p.n)
+    return add_up(weights, 0)
+
+
+cdef bint weigh_quotients(Weights *weights, const Row *p, const Row *q, double p_divisor, double q_divisor,
+                          double *sums) noexcept nogil:
+    weights.p = p
+    weights.q = q
+    weights.p_divisor = p_divisor
+    weights.q_divisor = q_divisor
+    weights.positive_part = False
+    weights.scale = 1.0
+    weights.sums = sums
+    table.block_sums_of_quotients(<const double *>p.data, <const double *>q.data, p.n, p_divisor, q_divisor,
+                                  sums)
+    return add_up(weights, p.n)
+
+
+cdef bint add_up(Weights *weights, Py_ssize_t start) noexcept nogil:
+    """The sums from `start` on, and their total; False if that is not positive, or an entry is bad."""
+    cdef double buffer[CHUNK]
+    cdef double other[CHUNK]
+    cdef const double *piece
+    cdef Py_ssize_t length, block, n = weights.p.n
     while True:
-        while start < p.n:
+        while start < n:
             length = weights_piece(weights, start, buffer, other, &piece)
-            if table.block_sums(piece, length, sums + start // BLOCK):
+            if table.block_sums(piece, length, weights.sums + start // BLOCK):
                 return False
             start += length
         weights.total = 0.0
-        for block in range(blocks):
-            weights.total += sums[block]
+        for block in range((n + BLOCK - 1) // BLOCK):
+            weights.total += weights.sums[block]
         if isfinite(weights.total) or weights.scale != 1.0:
             return weights.total > 0.0
         # Weights too large for their sum, or an infinite one (a difference that is infinite counts as 0).
-        if q is NULL and not positive_part and infinite(p):
+        if weights.q is NULL and not weights.positive_part and infinite(weights.p):
             return False
         weights.scale = OVERFLOW_SCALE
         start = 0
@@ -259,50 +285,64 @@ def sample_from_distribution(probs, rng=None):
     >>> sample_from_distribution([0.0, 1.0])
     1
     """
-    cdef Row row
-    cdef Weights weights
     cdef SparseDistributionBase sparse
     cdef bitgen_t *bits
     cdef Py_ssize_t place
+    if not isinstance(probs, SparseDistributionBase):
+        return Drawable(probs).draw(rng)
+    sparse = probs
+    rng = open_rng(rng)
+    if not is_plain(rng):
+        return draw_by_choice(rng, sparse.token_ids, sparse.probs)
+    bit_generator = rng.bit_generator
+    bits = bitgen_of(bit_generator)
+    lock = bit_generator.lock
+    lock.acquire()
+    place = draw_place(sparse.weights, sparse.count, uniform(bits))
+    lock.release()
+    return sparse.ids[place]
+
+
+cdef class Drawable:
+    """A row that was checked and summed up, to be drawn from without an error."""
+
+    cdef Row row
+    cdef Weights weights
     cdef double *sums
-    cdef bint usable
-    if isinstance(probs, SparseDistributionBase):
-        sparse = probs
-        rng = open_rng(rng)
-        if not is_plain(rng):
-            return draw_by_choice(rng, sparse.token_ids, sparse.probs)
-        bit_generator = rng.bit_generator
-        bits = bitgen_of(bit_generator)
-        lock = bit_generator.lock
-        lock.acquire()
-        place = draw_place(sparse.weights, sparse.count, uniform(bits))
-        lock.release()
-        return sparse.ids[place]
-    owner = open_row(probs, "probs", &row)
-    sums = new_sums(row.n)
-    if sums is NULL:
-        raise MemoryError
-    try:
-        if row.n > LONG_ROW:
+    cdef object owner
+
+    def __cinit__(self, probs):
+        cdef bint usable
+        self.owner = open_row(probs, "probs", &self.row)
+        self.sums = new_sums(self.row.n)
+        if self.sums is NULL:
+            raise MemoryError
+        if self.row.n > LONG_ROW:
             with nogil:
-                usable = weigh(&weights, &row, NULL, False, sums)
+                usable = weigh(&self.weights, &self.row, NULL, False, self.sums)
         else:
-            usable = weigh(&weights, &row, NULL, False, sums)
+            usable = weigh(&self.weights, &self.row, NULL, False, self.sums)
         if not usable:
-            raise bad_probabilities(owner, "probs")
+            raise bad_probabilities(self.owner, "probs")
+
+    def __dealloc__(self):
+        free(self.sums)
+
+    def draw(self, rng):
+        """One token; `rng` as in `sample_from_distribution`."""
+        cdef bitgen_t *bits
+        cdef Py_ssize_t place
         rng = open_rng(rng)
         if not is_plain(rng):
-            return draw_by_choice(rng, np.arange(row.n), weights_array(&weights))
+            return draw_by_choice(rng, np.arange(self.row.n), weights_array(&self.weights))
         bit_generator = rng.bit_generator
         bits = bitgen_of(bit_generator)
         lock = bit_generator.lock
         lock.acquire()
-        if row.n > LONG_ROW:
+        if self.row.n > LONG_ROW:
             with nogil:
-                place = draw(&weights, uniform(bits))
+                place = draw(&self.weights, uniform(bits))
         else:
-            place = draw(&weights, uniform(bits))
+            place = draw(&self.weights, uniform(bits))
         lock.release()
         return place
-    finally:
-        free(sums)

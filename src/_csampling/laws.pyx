@@ -22,7 +22,8 @@ cdef cnp.ndarray open_law(object distribution, str name, double *total):
     cdef Py_ssize_t i
     if isinstance(distribution, SparseDistributionBase):
         distribution = dense_array(distribution)
-    array = open_row(distribution, name, &row)
+    owner = open_row(distribution, name, &row)  # alive until the row has been widened
+    array = owner
     if weigh_row(&row, total) != ROW_FINE:
         raise bad_probabilities(array, name)
     if row.kind != F64 or not isfinite(total[0]):

@@ -44,6 +44,7 @@ cdef struct View:
     int64_t point
     scaling scaled        # STREAMED
     double total          # STREAMED: sum of the exponentials
+    double divisor        # DENSE: what the row is divided by; 1, or the sum of its exponentials
     double tolerance      # STREAMED: relative error of the total; 0 once it is exact
 
 # A configuration with its penalties taken out.
@@ -85,12 +86,15 @@ cdef struct Prepared:
     Row p
     Row q
     double *sums
+    double p_divisor
+    double q_divisor
     double scale
     double total
     bint residual
     bint positive_part
 
-cdef problem prepare_correction(View *target, View *draft, Workspace *space, Prepared *prepared) noexcept nogil
+cdef problem prepare_correction(View *target, View *draft, Workspace *space,
+                                Prepared *prepared) noexcept nogil
 cdef int64_t draw_correction(const Prepared *prepared, double u) noexcept nogil
 
 # The token of largest probability, the lowest id among equals.

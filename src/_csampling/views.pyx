@@ -7,13 +7,13 @@ exponentials summed by blocks, of which one is walked. With top-p alone the row 
 memory that the worker keeps. All give the numbers that `distributions_from_logits` gives, bit for bit.
 """
 
-from libc.math cimport INFINITY, isfinite, log
+from libc.math cimport INFINITY, isfinite
 from libc.stdint cimport int64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 
 from mtplx._csampling.acceptance cimport draw_difference, weigh_correction
-from mtplx._csampling.arrays cimport F64, Row, element, logit, logits_piece, probs_piece
+from mtplx._csampling.arrays cimport F64, Row, element, logit, logits_piece
 from mtplx._csampling.dispatch cimport (
     BLOCK,
     CATEGORICAL_DRAW,
@@ -26,8 +26,8 @@ from mtplx._csampling.dispatch cimport (
     streamed,
     table,
 )
-from mtplx._csampling.distributions cimport Support, find, normalise
-from mtplx._csampling.draws cimport Weights, draw, draw_place, weigh
+from mtplx._csampling.distributions cimport find, normalise
+from mtplx._csampling.draws cimport Weights, draw, draw_place, weigh, weigh_quotients
 from mtplx._csampling.selection cimport (
     BAD_LOGIT,
     NO_MEMORY,
@@ -110,6 +110,7 @@ cdef problem resolve(const Row *logits, const Settings *settings, Workspace *spa
     view.any_id = settings.k > 0
     view.ascending = True
     view.tolerance = 0.0
+    view.divisor = 1.0
     if settings.temperature <= 0.0:
         largest = largest_logit(logits)
         if not isfinite(largest):
@@ -129,7 +130,7 @@ cdef problem resolve(const Row *logits, const Settings *settings, Workspace *spa
             if status != TOO_MANY:
                 return FINE if status == SELECTED else (BAD_LOGITS if status == BAD_LOGIT else NO_ROOM)
         elif settings.k == 0 and settings.top_p >= 1.0 and logits.n >= STREAM_FROM:
-            status = stream(logits, settings.temperature, space, view)
+            status = stream(logits, settings.temperature, view)
             if status != TOO_MANY:
                 return FINE if status == SELECTED else (BAD_LOGITS if status == BAD_LOGIT else NO_ROOM)
     dense = dense_room(space, slot, logits.n)
@@ -149,6 +150,7 @@ cdef void dense_view(View *view, const double *dense) noexcept nogil:
     view.row.n = view.n
     view.row.kind = F64
     view.row.patches = 0
+    view.divisor = 1.0
 
 
 cdef void take_support(Candidates *best, Workspace *space, int slot, View *view) noexcept nogil:
@@ -164,7 +166,7 @@ cdef void take_support(Candidates *best, Workspace *space, int slot, View *view)
     view.support.count = best.count
 
 
-cdef selection_status stream(const Row *logits, double temperature, Workspace *space, View *view) noexcept nogil:
+cdef selection_status stream(const Row *logits, double temperature, View *view) noexcept nogil:
     """The largest logit and the rough sum; TOO_MANY where the row must be written after all."""
     cdef streamed run
     cdef Py_ssize_t blocks = (logits.n + CHUNK - 1) // CHUNK * SIDE_BY_SIDE
@@ -266,13 +268,8 @@ cdef Py_ssize_t draw_streamed(View *view, double *sums, double u) noexcept nogil
     """
     cdef double buffer[CHUNK]
     cdef double weights[CHUNK]
-    cdef const void *piece
-    cdef bint single
-    cdef Row part = view.row
-    cdef running ignored
     cdef Py_ssize_t n = view.n, start = 0, length, chunk, block, blocks = (n + BLOCK - 1) // BLOCK, i
     cdef double total = 0.0, before = 0.0, cumulative, target, tolerance
-    memset(&ignored, 0, sizeof(ignored))
     for chunk in range((n + CHUNK - 1) // CHUNK):
         exponentials_of(view, chunk * CHUNK, buffer, weights, &length)
         table.block_sums(weights, length, sums + 2 * chunk)
@@ -355,8 +352,11 @@ cdef bint write_dense(View *view, Workspace *space, int slot) noexcept nogil:
     if dense is NULL:
         return False
     if view.mode == STREAMED:
+        # Divided where they are read: a pass over the row less.
         view.total = exponentials(&view.row, &view.scaled, dense)
-        table.divide_f64(dense, view.n, view.total, dense)
+        dense_view(view, dense)
+        view.divisor = view.total
+        return True
     else:
         memset(dense, 0, view.n * sizeof(double))
         if view.mode == POINT:
@@ -367,6 +367,12 @@ cdef bint write_dense(View *view, Workspace *space, int slot) noexcept nogil:
                 dense[view.support.ids[i]] = view.support.weights[i]
     dense_view(view, dense)
     return True
+
+
+cdef void divide_out(View *view) noexcept nogil:
+    if view.divisor != 1.0:
+        table.divide_f64(<const double *>view.row.data, view.n, view.divisor, <double *>view.row.data)
+        view.divisor = 1.0
 
 
 cdef bint ascend(View *view, Workspace *space, int slot) noexcept nogil:
@@ -399,7 +405,8 @@ cdef bint ascend(View *view, Workspace *space, int slot) noexcept nogil:
     return True
 
 
-cdef problem prepare_correction(View *target, View *draft, Workspace *space, Prepared *prepared) noexcept nogil:
+cdef problem prepare_correction(View *target, View *draft, Workspace *space,
+                                Prepared *prepared) noexcept nogil:
     cdef Weights weights
     cdef double *sums
     prepared.sparse = (target.mode == SPARSE or target.mode == POINT) and (
@@ -415,8 +422,18 @@ cdef problem prepare_correction(View *target, View *draft, Workspace *space, Pre
         return NO_ROOM
     prepared.p = target.row
     prepared.q = draft.row
-    if not weigh_correction(&weights, &prepared.p, &prepared.q, sums):
+    if target.divisor != 1.0 or draft.divisor != 1.0:
+        if target.row.kind != F64 or draft.row.kind != F64 or not weigh_quotients(
+                &weights, &prepared.p, &prepared.q, target.divisor, draft.divisor, sums):
+            # No difference is positive (or rows of two kinds): the probabilities themselves.
+            divide_out(target)
+            divide_out(draft)
+            if not weigh_correction(&weights, &prepared.p, &prepared.q, sums):
+                return WITHOUT_MASS
+    elif not weigh_correction(&weights, &prepared.p, &prepared.q, sums):
         return WITHOUT_MASS
+    prepared.p_divisor = weights.p_divisor
+    prepared.q_divisor = weights.q_divisor
     prepared.residual = weights.q is not NULL
     prepared.positive_part = weights.positive_part
     prepared.scale = weights.scale
@@ -431,6 +448,8 @@ cdef int64_t draw_correction(const Prepared *prepared, double u) noexcept nogil:
         return draw_difference(&prepared.target, &prepared.draft, u)
     weights.p = &prepared.p
     weights.q = &prepared.q if prepared.residual else NULL
+    weights.p_divisor = prepared.p_divisor
+    weights.q_divisor = prepared.q_divisor
     weights.positive_part = prepared.positive_part
     weights.scale = prepared.scale
     weights.total = prepared.total

@@ -184,6 +184,64 @@ def info() -> None:
         print(f"{name:<16} {value}")
 
 
+@app.command()
+def bench(
+    vocab: Annotated[int, typer.Option(min=1024, max=1 << 24, help="Length of the rows.")] = 151_936,
+    only: Annotated[
+        str,
+        typer.Option(metavar="PART", show_default="all", help="Rows of the table with this in their name."),
+    ] = "",
+    seconds: Annotated[float, typer.Option(min=0.1, max=86_400.0, help="Time to spend on measuring.")] = 40.0,
+    isa: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", show_default="the best", help="Instruction set of the compiled core."),
+    ] = None,
+    numpy_avx2: Annotated[
+        bool, typer.Option("--numpy-avx2", help="Compare with a NumPy whose AVX-512 is switched off.")
+    ] = False,
+    worst: Annotated[
+        bool, typer.Option("--worst", help="Rows that selections degenerate on, instead of the table.")
+    ] = False,
+    scaling: Annotated[
+        bool, typer.Option("--scaling", help="Time per element at growing lengths, instead of the table.")
+    ] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the table's ratios; needs matplotlib.")
+    ] = None,
+) -> None:
+    """Measure the compiled core against the NumPy reference on this machine, both in turns.
+
+    Every line is marked by the goals of the project: at the goal, between floor and goal, or below.
+    """
+    from mtplx import bench_report
+
+    for one, other, given in (
+        ("--worst", "--scaling", worst and scaling),
+        ("--json", "--markdown", json_output and markdown),
+        ("--plot", "--worst or --scaling", plot is not None and (worst or scaling)),
+    ):
+        if given:
+            raise CommandError(f"{one} cannot be combined with {other}")
+    mode: Literal["table", "worst", "scaling"] = "worst" if worst else "scaling" if scaling else "table"
+    try:
+        if plot is not None:
+            bench_report.require_plotting(plot)
+        request = bench_report.Request(mode, vocab, only, seconds, isa, numpy_avx2)
+        result = bench_report.measure(request, _console(sys.stderr))
+        if json_output:
+            print(json.dumps(result), flush=True)
+        elif markdown:
+            print(bench_report.markdown(result, f"{request.command()} --markdown"))
+        else:
+            bench_report.show(result, _console(sys.stdout))
+        if plot is not None:
+            bench_report.plot(result, plot)
+    except bench_report.BenchError as error:
+        raise CommandError(str(error)) from error
+
+
 def _train(corpus: Path | None) -> NGramPair:
     from mtplx.models.ngram import default_corpus, train_pair
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import operator
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -62,6 +62,16 @@ class _ByValue:
 
     def _values(self) -> tuple[Any, ...]:
         return tuple(getattr(self, field.name) for field in fields(self))
+
+    @classmethod
+    def adopt(cls, *values: Any) -> Self:
+        """A decision from values that are right already: arrays made for it, of its dtypes, not copied."""
+        made = cls.__new__(cls)
+        for name, value in zip(cls.__dataclass_fields__, values, strict=True):
+            if isinstance(value, np.ndarray):
+                value.flags.writeable = False
+            object.__setattr__(made, name, value)
+        return made
 
 
 @dataclass(frozen=True, eq=False)

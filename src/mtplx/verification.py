@@ -1,21 +1,45 @@
 """Blocks, batches of blocks and trees: drafted tokens verified in one call, and the acceptance rules.
 
-For now these are the functions of :mod:`mtplx.reference`; the compiled core takes their place.
+The functions of :mod:`mtplx.reference`, same names, errors and draws. The rules "exact", "greedy" and
+"match" run on the compiled core: one crossing a block, one release of the GIL a range of sequences, and
+from logits nothing that is not needed. The other rules, and generators that draw through methods of their
+own, run by the reference's decisions on rows of the compiled core. `verify_tree` is the reference's.
 """
 
-from mtplx.decisions import BatchDecision, BlockDecision, Cascade, TokenTree, TreeDecision, Typical
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, TypeGuard
+
+import numpy as np
+
+from mtplx._csampling import verification as core
+from mtplx.decisions import (
+    BatchDecision,
+    BlockDecision,
+    CanonicalRule,
+    Cascade,
+    Rule,
+    TokenTree,
+    TreeDecision,
+    Typical,
+    as_rule,
+)
+from mtplx.distributions import Distribution, SamplerConfig, errors_at
 from mtplx.reference import (
+    blocks,
     cascade_defer_decision,
     cascade_token_deferral,
     cascade_token_target_distribution,
+    rows,
     typical_accept_decision,
     typical_acceptance_threshold,
-    verify_batch,
-    verify_batch_from_logits,
-    verify_block,
-    verify_block_from_logits,
     verify_tree,
 )
+from mtplx.reference.one_row import as_array, as_top_k
+from mtplx.reference.streams import GeneratorStream, KeyedStream
+from mtplx.sampling import distribution_from_logits, sparse_distribution_from_logits
+from mtplx.work import WORTHWHILE_LOGITS, run_ranges
 
 __all__ = [
     "BatchDecision",
@@ -35,3 +59,370 @@ __all__ = [
     "verify_block_from_logits",
     "verify_tree",
 ]
+
+_COMPILED = ("exact", "greedy", "match")
+
+
+class _FromLogits(blocks.FromLogits):
+    """Rows of logits, made into distributions by the compiled core."""
+
+    def row(
+        self, logits: Any, config: SamplerConfig, token_counts: Any, penalty_overlay: Any
+    ) -> Distribution:
+        row = as_array(logits, "logits")
+        make: Callable[..., Distribution] = (
+            sparse_distribution_from_logits if as_top_k(config.top_k, row.size) else distribution_from_logits
+        )
+        return make(row, config, token_counts=token_counts, penalty_overlay=penalty_overlay)
+
+
+def _compiled(rule: CanonicalRule, rng: Any) -> TypeGuard[str]:
+    return rule in _COMPILED and (rng is None or type(rng) is np.random.Generator)
+
+
+def _raise(error: BaseException, where: str, sequence: int | None = None) -> NoReturn:
+    """Raise an error of the core, saying where it happened."""
+    places = [f"sequence {sequence}"] if sequence is not None else []
+    with errors_at(": ".join(places + [where] * bool(where))):
+        raise error
+
+
+def _block_decision(answer: tuple[Any, ...]) -> BlockDecision:
+    if len(answer) == 2:
+        _raise(*answer)
+    return BlockDecision.adopt(*answer)
+
+
+def verify_block(
+    target: Any,
+    draft: Any,
+    draft_tokens: Any,
+    rng: Any = None,
+    *,
+    rule: Rule = "exact",
+    check_draft: bool = False,
+) -> BlockDecision:
+    """Keep a prefix of K drafted tokens and draw the token that follows it.
+
+    Parameters
+    ----------
+    target : array_like of float, shape (K + 1, V) or (K, V), BatchedSparseDistributions, or sequence
+        The target's rows: row i is the distribution after i drafts. Entries of a sequence may be dense
+        or sparse, mixed freely. With K rows there is no bonus token.
+    draft : like `target`, K rows, or None
+        The rows that the drafts were drawn from. None: every draft is a point mass (copied or greedy
+        drafts); then p(x) is its acceptance probability and p without x its residual.
+    draft_tokens : sequence of K int
+        K = 0: one draw from row 0.
+    rng : numpy.random.Generator, or any object with ``random()`` and ``choice(ids, p=...)``, optional
+        As in `verify_one_token`.
+    rule : {"exact", "greedy", "match", "block", "typical"}, Typical or Cascade
+        See `mtplx.reference.rules`. All but ``"block"`` read, convert and check rows and ids only as they
+        are reached: rows behind the first rejection are untouched.
+    check_draft : bool
+        Whether a draft with ``q(x) = 0 < p(x)`` is an error, under rules that look at q. It is accepted
+        otherwise, though it cannot have been drawn from q.
+
+    Returns
+    -------
+    BlockDecision
+
+    Raises
+    ------
+    ValueError
+        Another number of rows than that; an unknown rule; `check_draft`.
+    ValueError, IndexError, TypeError
+        As in `verify_one_token` and `sample_from_distribution`, for rows that are reached, before the draw
+        that needs them. The message names the row.
+
+    Notes
+    -----
+    Draws: ``"exact"`` one number a tested draft, one more for the correction or the bonus token, as the
+    loop of `verify_one_token`. ``"greedy"`` none. ``"match"`` one a tested draft, one for the bonus
+    token. ``"block"`` K, then one. `Typical` one for the correction or the bonus token. `Cascade` one a
+    tested and deferred draft, then one.
+
+    Examples
+    --------
+    >>> target = [[0.5, 0.5], [0.0, 1.0], [1.0, 0.0]]
+    >>> draft = [[0.5, 0.5], [1.0, 0.0]]
+    >>> verify_block(target, draft, [1, 0])
+    BlockDecision(tokens=array([1, 1]), accepted=1, accept_probabilities=array([1., 0.]), bonus=False)
+    >>> verify_block(target, None, [0, 1], rule="greedy").tokens
+    array([0, 1, 0])
+    """
+    chosen = as_rule(rule)
+    if not _compiled(chosen, rng):
+        block = blocks.open_block(target, draft, blocks.as_tokens(draft_tokens), blocks.Given())
+        return blocks.decide(block, chosen, GeneratorStream(rng), check_draft)
+    return _block_decision(
+        core.verify_block(
+            target,
+            draft,
+            draft_tokens,
+            rng or np.random.default_rng(),
+            chosen,
+            check_draft,
+            False,
+            None,
+            None,
+            None,
+            None,
+        )
+    )
+
+
+def verify_block_from_logits(
+    target_logits: Any,
+    draft_logits: Any,
+    draft_tokens: Any,
+    config: SamplerConfig,
+    draft_config: SamplerConfig | None = None,
+    rng: Any = None,
+    *,
+    rule: Rule = "exact",
+    token_counts: Mapping[int, int] | None = None,
+    penalty_overlay: Mapping[int, float] | Sequence[Mapping[int, float] | None] | None = None,
+    check_draft: bool = False,
+) -> BlockDecision:
+    """`verify_block` on the rows that `distributions_from_logits` gives.
+
+    Parameters
+    ----------
+    target_logits : array_like of float, shape (K + 1, V) or (K, V), or sequence of rows
+    draft_logits : array_like of float, shape (K, V), or sequence of rows, or None
+        None: point masses.
+    draft_tokens : sequence of K int
+    config : SamplerConfig
+        Of the target's rows. At temperature <= 0 they are one-hot; coins are drawn all the same.
+    draft_config : SamplerConfig, optional
+        Of the draft's rows, default `config`. Draft rows know no penalties.
+    rng : optional
+        As in `verify_block`.
+    rule, check_draft
+        As in `verify_block`.
+    token_counts : mapping of int to int, optional
+        Occurrences before the block. Target row i sees them and the drafts before i.
+    penalty_overlay : mapping of int to float, or sequence of one a target row, optional
+
+    Returns
+    -------
+    BlockDecision
+
+    Raises
+    ------
+    NonFiniteLogitsError, ValueError, IndexError, TypeError
+        As in `verify_block` and `distribution_from_logits`.
+
+    Examples
+    --------
+    >>> greedy = SamplerConfig(temperature=0.0)
+    >>> verify_block_from_logits([[0.0, 1.0], [1.0, 0.0]], [[0.0, 1.0]], [1], greedy).tokens
+    array([1, 0])
+    """
+    chosen = as_rule(rule)
+    draft_config = config if draft_config is None else draft_config
+    if not _compiled(chosen, rng):
+        tokens = blocks.as_tokens(draft_tokens)
+        reader = _FromLogits(tokens, config, draft_config, token_counts, penalty_overlay)
+        block = blocks.open_block(target_logits, draft_logits, tokens, reader)
+        return blocks.decide(block, chosen, GeneratorStream(rng), check_draft)
+    return _block_decision(
+        core.verify_block(
+            target_logits,
+            draft_logits,
+            draft_tokens,
+            rng or np.random.default_rng(),
+            chosen,
+            check_draft,
+            True,
+            config,
+            draft_config,
+            token_counts,
+            penalty_overlay,
+        )
+    )
+
+
+def verify_batch(
+    targets: Any,
+    drafts: Any,
+    draft_tokens: Any,
+    rngs: Any = None,
+    *,
+    rule: Rule = "exact",
+    seeds: Any = None,
+    positions: Any = None,
+    check_draft: bool = False,
+    executor: Any = None,
+) -> BatchDecision:
+    """`verify_block` for B sequences.
+
+    Parameters
+    ----------
+    targets : array_like of float, shape (B, K + 1, V) or (B, K, V), or sequence of B
+        A sequence holds what `verify_block` takes as `target`, so its entries may differ in length.
+    drafts : array_like of float, shape (B, K, V), or sequence of B, or None
+        As `draft` of `verify_block`; None: point masses everywhere.
+    draft_tokens : array_like of int, shape (B, K), or sequence of B sequences
+        -1 at the end of a row is padding. The bonus row of a sequence with k drafts is row k; rows of an
+        array behind it are padding, and not looked at.
+    rngs : sequence of B generators, optional
+        All different. None, alone or as an entry: a fresh generator.
+    seeds, positions : array_like of int, shape (B,), optional
+        Instead of `rngs`: keyed streams. `positions` are the absolute indices of the blocks' first
+        tokens. The uniform of lane L is the first ``random()`` of
+        ``numpy.random.Philox(key=[seed, position], counter=[0, L, 0, 0])``; lane i is the coin of position
+        i (its draw under ``"match"``), 2**32 the correction, 2**32 + 1 the bonus token. What a sequence
+        emits depends on its own key and rows alone.
+    rule, check_draft
+        As in `verify_block`.
+    executor : concurrent.futures.Executor, optional
+        For the compiled face; results never depend on it, and this one computes in the calling thread.
+
+    Returns
+    -------
+    BatchDecision
+
+    Raises
+    ------
+    ValueError
+        Numbers of sequences or rows that do not fit; one generator given twice; `rngs` and `seeds` both
+        given, one of `seeds` and `positions` missing, a key out of range.
+    ValueError, IndexError, TypeError
+        As in `verify_block`, for the first sequence that fails. The message names sequence and row.
+        The other sequences have drawn from their generators as if none had failed.
+
+    Examples
+    --------
+    >>> targets = [[[0.0, 1.0], [1.0, 0.0]], [[0.0, 1.0]]]
+    >>> decision = verify_batch(targets, None, [[1], []], seeds=[1, 2], positions=[0, 0])
+    >>> decision.tokens, decision.num_tokens
+    (array([[ 1,  0],
+           [ 1, -1]]), array([2, 1]))
+    """
+    chosen = as_rule(rule)
+    return _verify_batch(
+        targets, drafts, draft_tokens, rngs, seeds, positions, chosen, check_draft, executor, None
+    )
+
+
+def verify_batch_from_logits(
+    target_logits: Any,
+    draft_logits: Any,
+    draft_tokens: Any,
+    config: SamplerConfig | Sequence[SamplerConfig],
+    draft_config: SamplerConfig | Sequence[SamplerConfig] | None = None,
+    rngs: Any = None,
+    *,
+    rule: Rule = "exact",
+    seeds: Any = None,
+    positions: Any = None,
+    token_counts: Mapping[int, int] | Sequence[Mapping[int, int] | None] | None = None,
+    penalty_overlay: Mapping[int, float] | Sequence[Any] | None = None,
+    check_draft: bool = False,
+    executor: Any = None,
+) -> BatchDecision:
+    """`verify_block_from_logits` for B sequences.
+
+    Parameters
+    ----------
+    target_logits, draft_logits, draft_tokens
+        As `targets`, `drafts` and `draft_tokens` of `verify_batch`, with logits for probabilities.
+    config, draft_config : SamplerConfig, or sequence of B
+    token_counts : mapping, or sequence of B mappings (None: nothing), optional
+    penalty_overlay : mapping, or sequence of B, optional
+        Each entry is what `verify_block_from_logits` takes.
+    rngs, rule, seeds, positions, check_draft, executor
+        As in `verify_batch`.
+
+    Returns
+    -------
+    BatchDecision
+
+    Raises
+    ------
+    NonFiniteLogitsError, ValueError, IndexError, TypeError
+        As in `verify_batch` and `verify_block_from_logits`.
+
+    Examples
+    --------
+    >>> greedy = SamplerConfig(temperature=0.0)
+    >>> verify_batch_from_logits([[[0.0, 1.0], [1.0, 0.0]]], None, [[1]], greedy).tokens
+    array([[1, 0]])
+    """
+    chosen = as_rule(rule)
+    return _verify_batch(
+        target_logits,
+        draft_logits,
+        draft_tokens,
+        rngs,
+        seeds,
+        positions,
+        chosen,
+        check_draft,
+        executor,
+        (config, config if draft_config is None else draft_config, token_counts, penalty_overlay),
+    )
+
+
+def _verify_batch(
+    targets: Any,
+    drafts: Any,
+    draft_tokens: Any,
+    rngs: Any,
+    seeds: Any,
+    positions: Any,
+    rule: CanonicalRule,
+    check_draft: bool,
+    executor: Any,
+    from_logits: tuple[Any, Any, Any, Any] | None,
+) -> BatchDecision:
+    rows.require_executor(executor)
+    sequences, K = blocks.as_batch_tokens(draft_tokens)
+    B = len(sequences)
+    names = ("config", "draft_config", "token_counts", "penalty_overlay")
+    settings: list[Any] = [
+        [None] * B if from_logits is None else rows.one_or_each(value, B, name)
+        for name, value in zip(names, from_logits or (None,) * 4, strict=True)
+    ]
+    streams = blocks.open_streams(B, rngs, seeds, positions)
+    target_rows, draft_rows = blocks.rows_of_each(targets, drafts, sequences, K)
+    plain = [_plain_stream(stream) for stream in streams]
+    if rule in _COMPILED and None not in plain:
+        opened = core.open_blocks(
+            target_rows,
+            draft_rows,
+            sequences,
+            plain,
+            rule,
+            check_draft,
+            from_logits is not None,
+            *([each[b] for b in range(B)] for each in settings),
+        )
+        if isinstance(opened, tuple):
+            _raise(*opened)
+        # Of probabilities one row is walked at most, from logits every row that is reached.
+        least = 1 + WORTHWHILE_LOGITS // max(
+            core.vocabulary(opened) * (1 if from_logits is None else K + 1), 1
+        )
+        run_ranges(executor, lambda first, last: core.run_blocks(opened, first, last), B, least=least)
+        answer = core.collect_blocks(opened, K)
+        if len(answer) == 3:
+            _raise(*answer)
+        return BatchDecision.adopt(*answer)
+    opened_blocks = []
+    for b, tokens in enumerate(sequences):
+        reader = (
+            blocks.Given() if from_logits is None else _FromLogits(tokens, *(each[b] for each in settings))
+        )
+        with errors_at(f"sequence {b}"):
+            opened_blocks.append(blocks.open_block(target_rows[b], draft_rows[b], tokens, reader))
+    return blocks.decide_all(opened_blocks, K, rule, streams, check_draft)
+
+
+def _plain_stream(stream: Any) -> Any:
+    """What the core draws from: a generator, or (seed, position); None where it cannot."""
+    if isinstance(stream, KeyedStream):
+        return stream.seed, stream.position
+    return stream.rng if type(stream.rng) is np.random.Generator else None

@@ -11,9 +11,9 @@ import math
 
 import numpy as np
 import pytest
-from mtplx._csampling import dispatch
 
 from mtplx import batch, reference, verification
+from mtplx._csampling import dispatch
 from mtplx.decisions import Cascade, Typical
 from mtplx.distributions import BatchedSparseDistributions, SparseDistribution
 
@@ -111,6 +111,12 @@ def as_sparse(row, rng=None):
     return SparseDistribution(ids, row[ids], row.size)
 
 
+def as_batch(distributions):
+    """Sparse distributions, at least one, as a batch."""
+    size = distributions[0].vocab_size
+    return BatchedSparseDistributions.from_distributions(distributions, vocab_size=size)
+
+
 def in_some_form(rows, rng):
     """The same rows as an array of some kind, a list, a batch, or a mix of kinds; numbers may be rounded."""
     form = rng.integers(7)
@@ -123,8 +129,7 @@ def in_some_form(rows, rng):
     if form == 3:
         return rows.astype(rng.choice(["<f4", ">f8"]))
     if form == 4 and len(rows):
-        sparse = [as_sparse(row, rng) for row in rows]
-        return BatchedSparseDistributions.from_distributions(sparse, vocab_size=rows.shape[1])
+        return as_batch([as_sparse(row, rng) for row in rows])
     if form == 5:
         return tuple(as_sparse(row) if rng.random() < 0.5 else row for row in rows)
     return rows

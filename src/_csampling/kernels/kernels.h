@@ -98,6 +98,9 @@ typedef struct kernels {
     int (*block_sums)(const double *p, size_t n, double *sums);
     /* One sum of (p - q)+ per BLOCK, NaN counted as 0. */
     void (*block_sums_residual)(const double *p, const double *q, size_t n, double *sums);
+    /* The same of p / p_divisor and q / q_divisor, as divide_f64 gives them. */
+    void (*block_sums_of_quotients)(const double *p, const double *q, size_t n, double p_divisor, double q_divisor,
+                                    double *sums);
     /* out = (p - q)+, NaN and inf counted as 0, added to *total. */
     void (*residual)(const double *p, const double *q, size_t n, double *out, running *total);
     /* Adds p to *total; nonzero if an element is negative or NaN. */

@@ -697,6 +697,19 @@ static void block_sums_residual(const double *p, const double *q, size_t n, doub
     TO_SUMS(p, q, n, ABOVE);
 }
 
+static void block_sums_of_quotients(const double *p, const double *q, size_t n, double p_divisor, double q_divisor,
+                                    double *sums)
+{
+    /* Sums of exponentials: at least 1, so the correction by the reciprocal applies. */
+    const f64v pd = all_f64(p_divisor), py = all_f64(1.0 / p_divisor);
+    const f64v qd = all_f64(q_divisor), qy = all_f64(1.0 / q_divisor);
+#define ABOVE_QUOTIENTS(from, other)                                                                  \
+    IN_GROUP acc[j] += larger_f64(quotient(load_f64((from) + j * F64_LANES), pd, py) -                \
+                                      quotient(load_f64((other) + j * F64_LANES), qd, qy),            \
+                                  all_f64(0.0))
+    TO_SUMS(p, q, n, ABOVE_QUOTIENTS);
+}
+
 static void residual(const double *p, const double *q, size_t n, double *out, running *total)
 {
     double rest[SIXTEEN];
@@ -841,6 +854,7 @@ const kernels CAT(kernels_, ISA) = {
     .block_maxima_checked = block_maxima_checked,
     .block_sums = block_sums,
     .block_sums_residual = block_sums_residual,
+    .block_sums_of_quotients = block_sums_of_quotients,
     .residual = residual,
     .weigh = weigh,
     .split = split,

@@ -138,10 +138,16 @@ class FromLogits:
             token = self._tokens[before]
             counts[token] = counts.get(token, 0) + 1
         overlay = self._overlay[i] if is_sequence(self._overlay) else self._overlay
-        return row_from_logits(row, self._config, counts, overlay)
+        return self.row(row, self._config, counts, overlay)
 
     def draft(self, i: int, row: Any) -> Distribution:
-        return row_from_logits(row, self._draft_config)
+        return self.row(row, self._draft_config, None, None)
+
+    def row(
+        self, logits: Any, config: SamplerConfig, token_counts: Any, penalty_overlay: Any
+    ) -> Distribution:
+        """The distribution of one row of logits."""
+        return row_from_logits(logits, config, token_counts, penalty_overlay)
 
 
 def _require_mapping(value: Any, name: str) -> None:
@@ -149,7 +155,7 @@ def _require_mapping(value: Any, name: str) -> None:
         raise TypeError(f"{name} must be a mapping of token ids, not {type(value).__name__}")
 
 
-def _as_tokens(draft_tokens: Any) -> Lazy[int]:
+def as_tokens(draft_tokens: Any) -> Lazy[int]:
     """The ids of the drafts, each read when it is reached."""
     if is_array(draft_tokens):
         draft_tokens = imported(draft_tokens, "draft_tokens")
@@ -165,7 +171,7 @@ def _point_mass(token: int, target_p: Distribution) -> SparseDistribution:
     return SparseDistribution.one_hot(id_within(token, size), size)
 
 
-def _open(target: Any, draft: Any, tokens: Lazy[int], reader: Reader) -> Block:
+def open_block(target: Any, draft: Any, tokens: Lazy[int], reader: Reader) -> Block:
     """Check the numbers of rows, and make rows lazy."""
     K = len(tokens)
     target_rows = as_rows(target, "target")
@@ -247,8 +253,8 @@ def verify_block(
     array([0, 1, 0])
     """
     chosen = as_rule(rule)
-    tokens = _as_tokens(draft_tokens)
-    block = _open(target, draft, tokens, Given())
+    tokens = as_tokens(draft_tokens)
+    block = open_block(target, draft, tokens, Given())
     return decide(block, chosen, GeneratorStream(rng), check_draft)
 
 
@@ -301,49 +307,47 @@ def verify_block_from_logits(
     array([1, 0])
     """
     chosen = as_rule(rule)
-    tokens = _as_tokens(draft_tokens)
+    tokens = as_tokens(draft_tokens)
     reader = FromLogits(
         tokens, config, config if draft_config is None else draft_config, token_counts, penalty_overlay
     )
-    block = _open(target_logits, draft_logits, tokens, reader)
+    block = open_block(target_logits, draft_logits, tokens, reader)
     return decide(block, chosen, GeneratorStream(rng), check_draft)
 
 
 # ---- batches -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Drafts:
-    """The drafts of every sequence without padding, their lengths with it, and K, the largest of these."""
+class Drafts(Lazy[int]):
+    """The drafts of one sequence of a batch, without padding; `padded` is their number with it."""
 
-    tokens: list[Lazy[int]]
-    padded: list[int]
-    K: int
+    def __init__(self, given: Lazy[int], count: int) -> None:
+        super().__init__(count, given.__getitem__)
+        self.padded = len(given)
 
 
-def _as_batch_tokens(draft_tokens: Any) -> Drafts:
-    K = 0
+def as_batch_tokens(draft_tokens: Any) -> tuple[list[Drafts], int]:
+    """The drafts of every sequence without their padding, and K."""
     if is_array(draft_tokens):
         draft_tokens = imported(draft_tokens, "draft_tokens")
-        if draft_tokens.ndim == 2:
-            K = draft_tokens.shape[1]
-        elif draft_tokens.dtype.kind != "O":
+        if draft_tokens.ndim != 2 and draft_tokens.dtype.kind != "O":
             raise ValueError(f"draft_tokens must have the shape (B, K), not {draft_tokens.shape}")
         if draft_tokens.dtype.kind not in "iuO" and draft_tokens.size:
             raise TypeError(f"draft_tokens must hold ids, not {draft_tokens.dtype}")
     if not is_sequence(draft_tokens):
         raise TypeError(f"draft_tokens must be B sequences of ids, not {type(draft_tokens).__name__}")
-    tokens, padded = [], []
+    sequences = []
+    longest = draft_tokens.shape[1] if is_array(draft_tokens) and draft_tokens.ndim == 2 else 0
     for b in range(len(draft_tokens)):
         with errors_at(f"sequence {b}"):
             given = draft_tokens[b]
             given = imported(given, "draft_tokens") if is_array(given) else given
-            tokens.append(_without_padding(given, _as_tokens(given)))
-            padded.append(len(given))
-    return Drafts(tokens, padded, max([K, *padded]))
+            sequences.append(_without_padding(given, as_tokens(given)))
+            longest = max(longest, sequences[b].padded)
+    return sequences, longest
 
 
-def _without_padding(given: Any, tokens: Lazy[int]) -> Lazy[int]:
+def _without_padding(given: Any, tokens: Lazy[int]) -> Drafts:
     def is_padding(i: int) -> bool:
         # Ids themselves are read only when they are reached: whatever is no integer is left to then.
         return isinstance(given[i], int | np.integer) and given[i] == -1
@@ -354,7 +358,7 @@ def _without_padding(given: Any, tokens: Lazy[int]) -> Lazy[int]:
     for i in range(kept):
         if is_padding(i):
             raise ValueError(f"padding (-1) at position {i} is followed by drafts")
-    return tokens.first(kept)
+    return Drafts(tokens, kept)
 
 
 def _each_block(value: Any, count: int, name: str) -> Any:
@@ -370,7 +374,7 @@ def _each_block(value: Any, count: int, name: str) -> Any:
     return value
 
 
-def _streams(count: int, rngs: Any, seeds: Any, positions: Any) -> list[Stream]:
+def open_streams(count: int, rngs: Any, seeds: Any, positions: Any) -> list[Stream]:
     if (seeds is None) != (positions is None):
         raise ValueError("seeds and positions are given together or not at all")
     if seeds is not None:
@@ -414,7 +418,7 @@ def _as_keys(values: Any, count: int, name: str, bound: int) -> list[int]:
     return keys
 
 
-def _decide_all(
+def decide_all(
     blocks: list[Block], K: int, rule: CanonicalRule, streams: list[Stream], check_draft: bool
 ) -> BatchDecision:
     """Every sequence by itself. One that fails does not keep the others from drawing what they draw."""
@@ -439,31 +443,49 @@ def _decide_all(
     return BatchDecision(tokens, num_tokens, accepted, probabilities)
 
 
-def _open_all(targets: Any, drafts: Any, proposed: Drafts, readers: Indexed[Reader]) -> list[Block]:
-    """Open every sequence; rows that stand beside padding are cut off here."""
-    count, K = len(proposed.tokens), proposed.K
+def rows_of_each(
+    targets: Any, drafts: Any, sequences: Sequence[Drafts], K: int
+) -> tuple[list[Any], list[Any]]:
+    """Target and draft rows of every sequence; rows that stand beside padding are cut off here."""
+    count = len(sequences)
     targets = _each_block(targets, count, "targets")
     drafts = _each_block([None] * count if drafts is None else drafts, count, "drafts")
-    # An array has the rows of K drafts for every sequence, whatever it has drafted.
+    # An array has the rows of K drafts for every sequence, whatever that has drafted.
     target_array, draft_array = (isinstance(v, np.ndarray) and v.ndim == 3 for v in (targets, drafts))
     if target_array and targets.shape[1] not in (K, K + 1):
         raise ValueError(f"targets have {targets.shape[1]} rows for K = {K}; expected {K + 1} or {K}")
     if draft_array and drafts.shape[1] != K:
         raise ValueError(f"drafts have {drafts.shape[1]} rows for K = {K}")
-    blocks = []
-    for b, (tokens, padded) in enumerate(zip(proposed.tokens, proposed.padded, strict=True)):
+    target_rows, draft_rows = [], []
+    for b, tokens in enumerate(sequences):
         with errors_at(f"sequence {b}"):
-            target, draft = as_rows(targets[b], "target"), drafts[b]
+            k, target, draft = len(tokens), targets[b], drafts[b]
             if target_array:
-                target = target.first(len(tokens) + (targets.shape[1] > K))
-            elif len(target) == padded + 1:
-                target = target.first(len(tokens) + 1)
-            if draft is not None:
-                draft = as_rows(draft, "draft")
-                if draft_array or len(draft) == padded:
-                    draft = draft.first(len(tokens))
-            blocks.append(_open(target, draft, tokens, readers[b]))
-    return blocks
+                target = target[: k + (targets.shape[1] > K)]
+            elif tokens.padded > k and len(as_rows(target, "target")) == tokens.padded + 1:
+                target = _first_rows(target, k + 1)
+            if draft_array:
+                draft = draft[:k]
+            elif tokens.padded > k and draft is not None and len(as_rows(draft, "draft")) == tokens.padded:
+                draft = _first_rows(draft, k)
+        target_rows.append(target)
+        draft_rows.append(draft)
+    return target_rows, draft_rows
+
+
+def _first_rows(rows: Any, count: int) -> Any:
+    return rows[:count] if isinstance(rows, np.ndarray | list | tuple) else as_rows(rows, "rows").first(count)
+
+
+def _open_all(
+    targets: Any, drafts: Any, sequences: list[Drafts], K: int, readers: Indexed[Reader]
+) -> list[Block]:
+    target_rows, draft_rows = rows_of_each(targets, drafts, sequences, K)
+    opened = []
+    for b, tokens in enumerate(sequences):
+        with errors_at(f"sequence {b}"):
+            opened.append(open_block(target_rows[b], draft_rows[b], tokens, readers[b]))
+    return opened
 
 
 def verify_batch(
@@ -525,9 +547,9 @@ def verify_batch(
     """
     chosen = as_rule(rule)
     require_executor(executor)
-    proposed = _as_batch_tokens(draft_tokens)
-    blocks = _open_all(targets, drafts, proposed, [Given()] * len(proposed.tokens))
-    return _decide_all(blocks, proposed.K, chosen, _streams(len(blocks), rngs, seeds, positions), check_draft)
+    sequences, K = as_batch_tokens(draft_tokens)
+    blocks = _open_all(targets, drafts, sequences, K, [Given()] * len(sequences))
+    return decide_all(blocks, K, chosen, open_streams(len(blocks), rngs, seeds, positions), check_draft)
 
 
 def verify_batch_from_logits(
@@ -576,15 +598,15 @@ def verify_batch_from_logits(
     """
     chosen = as_rule(rule)
     require_executor(executor)
-    proposed = _as_batch_tokens(draft_tokens)
-    count = len(proposed.tokens)
+    sequences, K = as_batch_tokens(draft_tokens)
+    count = len(sequences)
     configs = one_or_each(config, count, "config")
     draft_configs = configs if draft_config is None else one_or_each(draft_config, count, "draft_config")
     counts = one_or_each(token_counts, count, "token_counts")
     overlays = one_or_each(penalty_overlay, count, "penalty_overlay")
     readers = [
         FromLogits(tokens, configs[b], draft_configs[b], counts[b], overlays[b])
-        for b, tokens in enumerate(proposed.tokens)
+        for b, tokens in enumerate(sequences)
     ]
-    blocks = _open_all(target_logits, draft_logits, proposed, readers)
-    return _decide_all(blocks, proposed.K, chosen, _streams(len(blocks), rngs, seeds, positions), check_draft)
+    blocks = _open_all(target_logits, draft_logits, sequences, K, readers)
+    return decide_all(blocks, K, chosen, open_streams(len(blocks), rngs, seeds, positions), check_draft)

@@ -202,27 +202,59 @@ def distributions_from_logits(
     >>> distributions_from_logits([[0.0, 1.0, 1.0]], SamplerConfig(top_k=2)).token_ids
     array([[1, 2]])
     """
+    require_executor(executor)
+    return from_rows_of_logits(
+        logits,
+        config,
+        token_counts,
+        penalty_overlay,
+        dense=distribution_from_logits,
+        sparse=sparse_distribution_from_logits,
+        run=lambda work, count: work(0, count),
+    )
+
+
+def from_rows_of_logits(
+    logits: Any,
+    config: Any,
+    token_counts: Any,
+    penalty_overlay: Any,
+    *,
+    dense: Callable[..., Any],
+    sparse: Callable[..., Any],
+    run: Callable[[Callable[[int, int], None], int], None],
+) -> BatchedSparseDistributions | Float64:
+    """`distributions_from_logits` with the functions that make one row, of either face, and what runs them.
+
+    `run` calls ``work(first, last)`` for ranges that cover all rows.
+    """
     rows = as_rows(logits, "logits")
     count = len(rows)
     configs = one_or_each(config, count, "config")
     counts = one_or_each(token_counts, count, "token_counts")
     overlays = one_or_each(penalty_overlay, count, "penalty_overlay")
-    require_executor(executor)
     if count == 0:
         return _no_rows(logits, config)
     with errors_at("row 0"):
         size = as_array(rows[0], "logits").size
-    sparse = all(as_top_k(configs[i].top_k, size) for i in range(count))
-    from_logits = sparse_distribution_from_logits if sparse else distribution_from_logits
-    made: list[Any] = []
-    for i in range(count):
-        with errors_at(f"row {i}"):
-            row = as_array(rows[i], "logits")
-            if row.size != size:
-                raise ValueError(f"logits have {row.size} entries, those of row 0 {size}")
-            made.append(from_logits(row, configs[i], token_counts=counts[i], penalty_overlay=overlays[i]))
-    if not sparse:
-        return np.array(made)
+    all_sparse = all(as_top_k(configs[i].top_k, size) for i in range(count))
+    made: list[Any] = [None] * count if all_sparse else list(np.empty((count, size)))
+
+    def work(first: int, last: int) -> None:
+        for i in range(first, last):
+            with errors_at(f"row {i}"):
+                row = as_array(rows[i], "logits")
+                if row.size != size:
+                    raise ValueError(f"logits have {row.size} entries, those of row 0 {size}")
+                penalties = {"token_counts": counts[i], "penalty_overlay": overlays[i]}
+                if all_sparse:
+                    made[i] = sparse(row, configs[i], **penalties)
+                else:
+                    dense(row, configs[i], **penalties, out=made[i])
+
+    run(work, count)
+    if not all_sparse:
+        return np.asarray(made[0].base)
     width = max(as_top_k(configs[i].top_k, size) for i in range(count))
     return BatchedSparseDistributions.from_distributions(made, vocab_size=size, width=width)
 

@@ -72,17 +72,17 @@ class GeneratorStream:
     """Numbers of a generator, in the order in which they are asked for; lanes do not matter."""
 
     def __init__(self, rng: Any) -> None:
-        self._rng = as_generator(rng)
+        self.rng = as_generator(rng)
 
     def coin(self, i: int) -> float:
-        return float(self._rng.random())
+        return float(self.rng.random())
 
     def token(self, lane: int, weights: Weights) -> int:
-        return draw(self._rng, weights)
+        return draw(self.rng, weights)
 
     def held(self) -> AbstractContextManager[Any]:
-        if type(self._rng) is np.random.Generator:
-            lock: AbstractContextManager[Any] = self._rng.bit_generator.lock
+        if type(self.rng) is np.random.Generator:
+            lock: AbstractContextManager[Any] = self.rng.bit_generator.lock
             return lock
         return nullcontext()
 
@@ -91,14 +91,14 @@ class KeyedStream:
     """One number a lane, whenever it is asked for."""
 
     def __init__(self, seed: int, position: int) -> None:
-        self._seed = seed
-        self._position = position
+        self.seed = seed
+        self.position = position
 
     def coin(self, i: int) -> float:
-        return keyed_uniform(self._seed, self._position, i)
+        return keyed_uniform(self.seed, self.position, i)
 
     def token(self, lane: int, weights: Weights) -> int:
-        return token_at(weights, keyed_uniform(self._seed, self._position, lane))
+        return token_at(weights, keyed_uniform(self.seed, self.position, lane))
 
     def held(self) -> AbstractContextManager[Any]:
         return nullcontext()

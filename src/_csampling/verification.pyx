@@ -1,0 +1,874 @@
+"""Blocks of drafted tokens, verified in one call.
+
+Design: a block is a plain struct; its rows are opened one by one when the rule reaches them. Rows of a
+matrix or of a batch are addresses, so that a whole range of sequences runs without the GIL; rows of a
+Python sequence are fetched with it. An error is noted in the block and raised when the GIL is held again.
+
+The accept test from logits compares u with a ratio r of two probabilities whose sums are rough
+(`selection.rough_error`): with relative errors s and t, the true ratio is within (s + t)(1 + 2^-20) of r,
+and where u is not outside of that band the exact sums are taken, which give softmax's own bits.
+"""
+
+import operator
+
+import numpy as np
+
+cimport numpy as cnp
+from cpython.ref cimport Py_INCREF, Py_XDECREF, PyObject
+from libc.math cimport isnan
+from libc.stdint cimport int64_t
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memmove, memset
+
+from mtplx._csampling.acceptance cimport acceptance
+from mtplx._csampling.arrays cimport (
+    BF16,
+    F16,
+    F32,
+    F64,
+    Row,
+    as_rows_array,
+    doubles,
+    element,
+    id_within,
+    ids_of,
+    new_doubles,
+    new_ids,
+    open_row,
+    ranks_kept,
+)
+from mtplx._csampling.dispatch cimport ACCEPT_TEST, count_fallback
+from mtplx._csampling.distributions cimport SparseDistributionBase, bad_logits
+from mtplx._csampling.draws cimport bitgen_of
+from mtplx._csampling.penalties cimport clamped
+from mtplx._csampling.streams cimport BONUS_LANE, CORRECTION_LANE, Stream, next_uniform
+from mtplx._csampling.truncation cimport nucleus_mass
+from mtplx._csampling.views cimport (
+    BAD_ID,
+    BAD_LENGTH,
+    BAD_LOGITS,
+    BAD_VALUE,
+    DENSE,
+    FINE,
+    NO_ROOM,
+    POINT,
+    RAISED,
+    SPARSE,
+    WITHOUT_MASS,
+    Failure,
+    Prepared,
+    Settings,
+    View,
+    Workspace,
+    draw_correction,
+    draw_token,
+    free_workspace,
+    largest_token,
+    make_exact,
+    prepare_correction,
+    probability,
+    problem,
+    resolve,
+)
+
+cnp.import_array()
+
+cdef enum rule_code:
+    EXACT
+    GREEDY
+    MATCH
+
+cdef dict RULES = {"exact": EXACT, "greedy": GREEDY, "match": MATCH}
+
+cdef enum side_kind:
+    MATRIX
+    BATCH
+    SEQUENCE
+    POINTS
+
+# One side of a block.
+cdef struct Side:
+    side_kind kind
+    Py_ssize_t count       # rows
+    Row first              # MATRIX
+    Py_ssize_t stride      # bytes from row to row
+    const int64_t *ids     # BATCH: first row of ids and probabilities
+    const double *probs
+    Py_ssize_t width
+    int64_t vocab_size
+    PyObject *rows         # SEQUENCE: kept alive by the caller
+    PyObject *kept         # a list that keeps opened rows alive
+
+# Penalties inside a block: the counts before it, then one more for every draft that was passed.
+cdef struct Penalties:
+    double presence
+    double frequency
+    int64_t *ids           # ascending
+    double *counts
+    Py_ssize_t filled
+    Py_ssize_t *overlay_starts   # one more than target rows; NULL without overlays
+    int64_t *overlay_ids
+    double *overlays
+    bint overlay_each      # an overlay for every row, not one for all
+    int64_t *patch_ids
+    double *patches
+
+cdef struct Block:
+    rule_code rule
+    bint check_draft
+    Py_ssize_t drafts
+    const int64_t *tokens
+    const char *unreadable       # flags of ids that have to be read from the object, or NULL
+    PyObject *given_tokens
+    Side target
+    Side draft
+    bint from_logits
+    Settings target_settings
+    Settings draft_settings
+    Penalties penalties
+    Stream stream
+    int64_t *out                 # drafts + 1
+    double *probabilities        # drafts
+    Py_ssize_t emitted
+    Py_ssize_t accepted
+    Py_ssize_t tested
+    bint bonus
+    problem status
+    Failure failure
+
+
+# ---- rows, as they are reached ---------------------------------------------------------------------
+
+
+cdef problem note_exception(Block *block, object error) noexcept:
+    Py_INCREF(error)
+    block.failure.error = <void *>error
+    return RAISED
+
+
+cdef problem open_object(Block *block, const Side *side, Py_ssize_t i, View *view, Row *logits) noexcept:
+    """Row i of a Python sequence: a distribution, or a row of logits where `logits` is given."""
+    cdef SparseDistributionBase sparse
+    try:
+        row = (<object>side.rows)[i]
+        if logits is NULL and isinstance(row, SparseDistributionBase):
+            sparse = row
+            view.mode = SPARSE
+            view.n = sparse.vocab_size
+            view.any_id = True
+            view.ascending = sparse.ascending
+            view.support = sparse.support()
+        else:
+            row = open_row(row, "logits" if logits is not NULL else "row", logits or &view.row)
+            if logits is NULL:
+                view.mode = DENSE
+                view.any_id = False
+                view.n = view.row.n
+        (<list>side.kept).append(row)
+        return FINE
+    except Exception as error:
+        return note_exception(block, error)
+
+
+cdef problem open_given(Block *block, const Side *side, Py_ssize_t i, View *view) noexcept nogil:
+    """Row i of probabilities."""
+    cdef Py_ssize_t j
+    view.tolerance = 0.0
+    view.divisor = 1.0
+    if side.kind == MATRIX:
+        view.mode = DENSE
+        view.any_id = False
+        view.row = side.first
+        view.row.data += i * side.stride
+        view.n = side.first.n
+    elif side.kind == BATCH:
+        view.mode = SPARSE
+        view.any_id = True
+        view.n = side.vocab_size
+        view.support.ids = side.ids + i * side.width
+        view.support.weights = side.probs + i * side.width
+        view.support.count = 0
+        view.ascending = True
+        while view.support.count < side.width and view.support.ids[view.support.count] >= 0:
+            j = view.support.count
+            view.ascending = view.ascending and (j == 0 or view.support.ids[j - 1] < view.support.ids[j])
+            view.support.count += 1
+    else:
+        with gil:
+            return open_object(block, side, i, view, NULL)
+    return FINE
+
+
+cdef problem open_target(Block *block, Workspace *space, Py_ssize_t i, View *view) noexcept nogil:
+    cdef Row logits
+    cdef problem status
+    block.failure.row = i
+    block.failure.of_draft = False
+    if not block.from_logits:
+        return open_given(block, &block.target, i, view)
+    status = open_logits(block, &block.target, i, &logits)
+    if status != FINE:
+        return status
+    patch(&block.penalties, i, &logits)
+    return resolve(&logits, &block.target_settings, space, 0, view)
+
+
+cdef problem open_draft(Block *block, Workspace *space, Py_ssize_t i, const View *target, int64_t token,
+                        View *view) noexcept nogil:
+    cdef Row logits
+    cdef problem status
+    block.failure.row = i
+    block.failure.of_draft = True
+    if block.draft.kind == POINTS:
+        view.mode = POINT
+        view.n = target.n
+        view.any_id = False
+        view.ascending = True
+        view.point = token
+        view.tolerance = 0.0
+        view.divisor = 1.0
+        return FINE
+    if not block.from_logits:
+        return open_given(block, &block.draft, i, view)
+    status = open_logits(block, &block.draft, i, &logits)
+    if status != FINE:
+        return status
+    return resolve(&logits, &block.draft_settings, space, 1, view)
+
+
+cdef problem open_logits(Block *block, const Side *side, Py_ssize_t i, Row *logits) noexcept nogil:
+    if side.kind == MATRIX:
+        logits[0] = side.first
+        logits.data += i * side.stride
+        return FINE
+    with gil:
+        return open_object(block, side, i, NULL, logits)
+
+
+cdef problem read_token(Block *block, Py_ssize_t i, int64_t *token) noexcept nogil:
+    if block.unreadable is NULL or not block.unreadable[i]:
+        token[0] = block.tokens[i]
+        return FINE
+    block.failure.row = i
+    with gil:
+        return read_token_object(block, i, token)
+
+
+cdef problem read_token_object(Block *block, Py_ssize_t i, int64_t *token) noexcept:
+    try:
+        index = operator.index((<object>block.given_tokens)[i])
+        # Out of any vocabulary: -1 stands for all of these.
+        token[0] = index if 0 <= index < (1 << 62) else -1
+        return FINE
+    except Exception as error:
+        return note_exception(block, error)
+
+
+# ---- penalties -------------------------------------------------------------------------------------
+
+
+cdef void patch(const Penalties *penalties, Py_ssize_t row, Row *logits) noexcept nogil:
+    """What penalties make of single logits of this row."""
+    cdef Py_ssize_t i = 0, j = 0, end = 0, filled = 0
+    cdef int64_t token
+    cdef double value, count
+    logits.patches = 0
+    if penalties.overlay_starts is not NULL:
+        j = penalties.overlay_starts[row if penalties.overlay_each else 0]
+        end = penalties.overlay_starts[(row if penalties.overlay_each else 0) + 1]
+    while i < penalties.filled or j < end:
+        if j >= end or (i < penalties.filled and penalties.ids[i] <= penalties.overlay_ids[j]):
+            token = penalties.ids[i]
+        else:
+            token = penalties.overlay_ids[j]
+        if token >= logits.n:
+            break
+        value = element(logits, token)
+        if i < penalties.filled and penalties.ids[i] == token:
+            count = penalties.counts[i]
+            value -= penalties.frequency * count + penalties.presence * (count > 0.0)
+            i += 1
+        if j < end and penalties.overlay_ids[j] == token:
+            value -= penalties.overlays[j]
+            j += 1
+        penalties.patch_ids[filled] = token
+        penalties.patches[filled] = value
+        filled += 1
+    logits.patch_ids = penalties.patch_ids
+    logits.patch_values = penalties.patches
+    logits.patches = filled
+
+
+cdef void count_draft(Penalties *penalties, int64_t token) noexcept nogil:
+    """One more occurrence, for the rows behind an accepted draft."""
+    cdef Py_ssize_t i = 0
+    if penalties.presence == 0.0 and penalties.frequency == 0.0:
+        return
+    while i < penalties.filled and penalties.ids[i] < token:
+        i += 1
+    if i < penalties.filled and penalties.ids[i] == token:
+        penalties.counts[i] += 1.0
+        return
+    memmove(penalties.ids + i + 1, penalties.ids + i, (penalties.filled - i) * sizeof(int64_t))
+    memmove(penalties.counts + i + 1, penalties.counts + i, (penalties.filled - i) * sizeof(double))
+    penalties.ids[i] = token
+    penalties.counts[i] = 1.0
+    penalties.filled += 1
+
+
+# ---- the rules -------------------------------------------------------------------------------------
+
+
+cdef problem run(Block *block, Workspace *space) noexcept nogil:
+    if block.rule == GREEDY:
+        return run_greedy(block, space)
+    if block.rule == MATCH:
+        return run_match(block, space)
+    return run_exact(block, space)
+
+
+cdef problem emit_bonus(Block *block, Workspace *space) noexcept nogil:
+    """After K accepted drafts: a draw from the row behind them, if there is one."""
+    cdef View target
+    cdef problem status
+    cdef double u
+    block.bonus = block.target.count > block.drafts
+    if not block.bonus:
+        return FINE
+    status = open_target(block, space, block.drafts, &target)
+    if status == FINE:
+        if block.rule == GREEDY:
+            status = largest_token(&target, block.out + block.emitted)
+        else:
+            u = next_uniform(&block.stream, BONUS_LANE)
+            status = draw_token(&target, space, 0, u, block.out + block.emitted)
+    block.emitted += 1
+    return status
+
+
+cdef problem run_exact(Block *block, Workspace *space) noexcept nogil:
+    cdef View target, draft
+    cdef Prepared prepared
+    cdef Failure *failure = &block.failure
+    cdef problem status
+    cdef Py_ssize_t i
+    cdef int64_t token
+    cdef double p, q, accept_probability, ratio, band, u
+    cdef bint ready
+    for i in range(block.drafts):
+        status = read_token(block, i, &token)
+        if status != FINE:
+            return status
+        status = open_target(block, space, i, &target)
+        if status != FINE:
+            return status
+        status = probability(&target, token, failure, &p)
+        if status != FINE:
+            return status
+        status = open_draft(block, space, i, &target, token, &draft)
+        if status != FINE:
+            return status
+        status = probability(&draft, token, failure, &q)
+        if status != FINE:
+            return status
+        if (target.mode == DENSE or draft.mode == DENSE or not (target.any_id and draft.any_id)) and (
+                target.n != draft.n):
+            failure.n = target.n
+            failure.m = draft.n
+            return BAD_LENGTH
+        band = (target.tolerance + draft.tolerance) * (1.0 + 2.0 ** -20)
+        if band > 0.0 and (p < 1e-250 or q < 1e-250):
+            # Too small to be compared relatively, or zero for one sum and not for another.
+            settle(&target, &draft, token, failure, &p, &q)
+            band = 0.0
+        if block.check_draft and q == 0.0 and p > 0.0:
+            failure.token = token
+            failure.value = -1.0
+            return BAD_VALUE
+        accept_probability = acceptance(p, q)
+        ready = accept_probability == 0.0
+        if ready:
+            # Rejected whatever the coin shows: what can fail, fails before the coin.
+            status = prepare_correction(&target, &draft, space, &prepared)
+            if status != FINE:
+                return status
+        u = next_uniform(&block.stream, i)
+        if band > 0.0:
+            ratio = p / q
+            if not (u < ratio * (1.0 - band) or u > ratio * (1.0 + band)):
+                count_fallback(ACCEPT_TEST)
+                settle(&target, &draft, token, failure, &p, &q)
+                accept_probability = acceptance(p, q)
+        block.probabilities[i] = accept_probability
+        block.tested = i + 1
+        if u <= accept_probability and accept_probability > 0.0:
+            block.out[i] = token
+            block.accepted = i + 1
+            block.emitted = i + 1
+            count_draft(&block.penalties, token)
+            continue
+        if not ready:
+            status = prepare_correction(&target, &draft, space, &prepared)
+            if status != FINE:
+                return status
+        block.out[i] = draw_correction(&prepared, next_uniform(&block.stream, CORRECTION_LANE))
+        block.emitted = i + 1
+        return FINE
+    return emit_bonus(block, space)
+
+
+cdef void settle(View *target, View *draft, int64_t token, Failure *failure, double *p,
+                 double *q) noexcept nogil:
+    """Both probabilities with softmax's own bits; the ids were checked before."""
+    make_exact(target)
+    make_exact(draft)
+    probability(target, token, failure, p)
+    probability(draft, token, failure, q)
+
+
+cdef problem run_match(Block *block, Workspace *space) noexcept nogil:
+    cdef View target
+    cdef problem status
+    cdef Py_ssize_t i
+    cdef int64_t token, drawn
+    cdef double p
+    for i in range(block.drafts):
+        status = read_token(block, i, &token)
+        if status != FINE:
+            return status
+        status = open_target(block, space, i, &target)
+        if status != FINE:
+            return status
+        status = probability(&target, token, &block.failure, &p)
+        if status != FINE:
+            return status
+        status = draw_token(&target, space, 0, next_uniform(&block.stream, i), &drawn)
+        if status != FINE:
+            return status
+        block.probabilities[i] = p
+        block.tested = i + 1
+        block.out[i] = drawn
+        block.emitted = i + 1
+        if drawn != token:
+            return FINE
+        block.accepted = i + 1
+        count_draft(&block.penalties, token)
+    return emit_bonus(block, space)
+
+
+cdef problem run_greedy(Block *block, Workspace *space) noexcept nogil:
+    cdef View target
+    cdef problem status
+    cdef Py_ssize_t i
+    cdef int64_t token, best
+    for i in range(block.drafts):
+        status = read_token(block, i, &token)
+        if status != FINE:
+            return status
+        status = open_target(block, space, i, &target)
+        if status == FINE:
+            status = largest_token(&target, &best)
+        if status != FINE:
+            return status
+        block.probabilities[i] = 1.0 if best == token else 0.0
+        block.tested = i + 1
+        block.out[i] = best
+        block.emitted = i + 1
+        if best != token:
+            return FINE
+        block.accepted = i + 1
+        count_draft(&block.penalties, token)
+    return emit_bonus(block, space)
+
+
+# ---- opening -----------------------------------------------------------------------------------------
+
+
+cdef object open_side(object rows, str name, Side *side, bint logits, list kept):
+    """How the rows of one side are reached; nothing of their content is looked at."""
+    cdef cnp.ndarray array
+    side.kept = <PyObject *>kept
+    if not logits and hasattr(rows, "vocab_size") and hasattr(rows, "to_distribution"):
+        side.kind = BATCH
+        ids = rows.token_ids
+        probs = rows.probs
+        kept.append((ids, probs))
+        side.count = ids.shape[0]
+        side.width = ids.shape[1]
+        side.ids = <const int64_t *>cnp.PyArray_DATA(<cnp.ndarray>ids)
+        side.probs = <const double *>cnp.PyArray_DATA(<cnp.ndarray>probs)
+        side.vocab_size = rows.vocab_size
+        return rows
+    if not isinstance(rows, (list, tuple)):
+        rows = as_rows_array(rows, name)
+    if cnp.PyArray_Check(rows):
+        array = <cnp.ndarray>rows
+        side.count = cnp.PyArray_DIM(array, 0)
+        if (cnp.PyArray_NDIM(array) == 2 and cnp.PyArray_DIM(array, 1) > 0 and cnp.PyArray_ISALIGNED(array)
+                and cnp.PyArray_ISNOTSWAPPED(array)
+                and cnp.PyArray_STRIDE(array, 1) == cnp.PyArray_ITEMSIZE(array)
+                and row_kind(array) >= 0):
+            side.kind = MATRIX
+            side.first.kind = row_kind(array)
+            side.first.n = cnp.PyArray_DIM(array, 1)
+            side.first.data = <const char *>cnp.PyArray_DATA(array)
+            side.first.patches = 0
+            side.stride = cnp.PyArray_STRIDE(array, 0)
+            kept.append(rows)
+            return rows
+    else:
+        side.count = len(rows)
+    side.kind = SEQUENCE
+    side.rows = <PyObject *>rows
+    kept.append(rows)
+    return rows
+
+
+cdef int row_kind(cnp.ndarray array) except -2:
+    cdef int typenum = cnp.PyArray_TYPE(array)
+    if typenum == cnp.NPY_DOUBLE:
+        return F64
+    if typenum == cnp.NPY_FLOAT:
+        return F32
+    if array.dtype.char == "e":
+        return F16
+    return BF16 if array.dtype.name == "bfloat16" else -1
+
+
+cdef class OpenBlock:
+    """A block with the memory that it needs."""
+
+    cdef Block block
+    cdef list kept
+    cdef object ids, out, probabilities, generator
+    cdef char *unreadable
+
+    def __cinit__(self):
+        memset(&self.block, 0, sizeof(Block))
+        self.unreadable = NULL
+        self.kept = []
+
+    def __dealloc__(self):
+        cdef Penalties *penalties = &self.block.penalties
+        free(self.unreadable)
+        free(penalties.ids)
+        free(penalties.counts)
+        free(penalties.overlay_starts)
+        free(penalties.overlay_ids)
+        free(penalties.overlays)
+        free(penalties.patch_ids)
+        free(penalties.patches)
+        Py_XDECREF(<PyObject *>self.block.failure.error)
+
+    cdef object open(self, object target, object draft, object draft_tokens, str rule, bint check_draft,
+                     bint from_logits):
+        cdef Block *block = &self.block
+        cdef Py_ssize_t K
+        block.rule = RULES[rule]
+        block.check_draft = check_draft
+        block.from_logits = from_logits
+        self.open_tokens(draft_tokens)
+        K = block.drafts
+        open_side(target, "target", &block.target, from_logits, self.kept)
+        if block.target.count != K and block.target.count != K + 1:
+            raise ValueError(f"target has {block.target.count} rows for {K} drafts; "
+                             f"expected {K + 1}, or {K} without a bonus row")
+        if draft is None:
+            block.draft.kind = POINTS
+        else:
+            open_side(draft, "draft", &block.draft, from_logits, self.kept)
+            if block.draft.count != K:
+                raise ValueError(f"draft has {block.draft.count} rows for {K} drafts")
+        self.out = new_ids(K + 1)
+        self.probabilities = new_doubles(K)
+        block.out = ids_of(self.out)
+        block.probabilities = doubles(self.probabilities)
+
+    cdef object open_tokens(self, object draft_tokens):
+        """Ids are read now where that can fail for none, else each when it is reached."""
+        cdef Py_ssize_t i, K
+        if not isinstance(draft_tokens, (list, tuple)):
+            if hasattr(draft_tokens, "__array__") or hasattr(draft_tokens, "__dlpack__"):
+                draft_tokens = np.asarray(draft_tokens)
+                if draft_tokens.ndim != 1:
+                    raise ValueError("draft_tokens must be one-dimensional, "
+                                     f"not of shape {draft_tokens.shape}")
+            elif isinstance(draft_tokens, (str, bytes)) or not (
+                    hasattr(draft_tokens, "__len__") and hasattr(draft_tokens, "__getitem__")):
+                raise TypeError("draft_tokens must be a sequence of ids, "
+                                f"not {type(draft_tokens).__name__}")
+        K = len(draft_tokens)
+        self.block.drafts = K
+        self.kept.append(draft_tokens)
+        self.block.given_tokens = <PyObject *>draft_tokens
+        self.ids = new_ids(K)
+        self.block.tokens = ids_of(self.ids)
+        for i in range(K):
+            try:
+                token = draft_tokens[i]
+                ids_of(self.ids)[i] = operator.index(token)
+            except Exception:
+                if self.unreadable is NULL:
+                    self.unreadable = <char *>calloc(K, 1)
+                    if self.unreadable is NULL:
+                        raise MemoryError
+                    self.block.unreadable = self.unreadable
+                self.unreadable[i] = 1
+
+    cdef object configure(self, object config, object draft_config, object token_counts,
+                          object penalty_overlay):
+        """Settings of both sides; the vocabulary is that of the first target row."""
+        cdef Block *block = &self.block
+        cdef Py_ssize_t n = self.vocabulary(&block.target)
+        settle_config(&block.target_settings, config, n)
+        if block.draft.kind != POINTS:
+            settle_config(&block.draft_settings, draft_config, self.vocabulary(&block.draft))
+        block.penalties.presence = clamped(config.presence_penalty, "presence_penalty")
+        block.penalties.frequency = clamped(config.frequency_penalty, "frequency_penalty")
+        self.open_penalties(token_counts, penalty_overlay, n)
+
+    cdef Py_ssize_t vocabulary(self, const Side *side) except -1:
+        cdef Row row
+        if side.kind == MATRIX:
+            return side.first.n
+        if side.count == 0:
+            return 1
+        self.kept.append(open_row((<object>side.rows)[0], "logits", &row))
+        return row.n
+
+    cdef object open_penalties(self, object token_counts, object penalty_overlay, Py_ssize_t n):
+        cdef Block *block = &self.block
+        cdef Penalties *penalties = &block.penalties
+        cdef Py_ssize_t rows = block.target.count, total = 0, most = 0, i
+        cdef double count
+        each = isinstance(penalty_overlay, (list, tuple))
+        if token_counts is not None and not is_mapping(token_counts):
+            raise TypeError("token_counts must be a mapping of token ids, "
+                            f"not {type(token_counts).__name__}")
+        if each and len(penalty_overlay) not in (rows, block.drafts + 1):
+            raise ValueError(f"penalty_overlay has {len(penalty_overlay)} entries for {rows} target rows")
+        overlays = penalty_overlay if each else ([penalty_overlay] if penalty_overlay else [])
+        for overlay in overlays:
+            if overlay is not None and not is_mapping(overlay):
+                raise TypeError("penalty_overlay must be a mapping of token ids, "
+                                f"not {type(overlay).__name__}")
+            most = max(most, len(overlay or ()))
+            total += len(overlay or ())
+        if penalties.presence == 0.0 and penalties.frequency == 0.0:
+            token_counts = None
+        elif most == 0 and not token_counts and block.drafts == 0:
+            return
+        elif token_counts is None:
+            token_counts = {}
+        if token_counts is None and most == 0:
+            return
+        counted = len(token_counts or ())
+        penalties.ids = <int64_t *>malloc((counted + block.drafts + 1) * sizeof(int64_t))
+        penalties.counts = <double *>malloc((counted + block.drafts + 1) * sizeof(double))
+        penalties.patch_ids = <int64_t *>malloc((counted + block.drafts + most + 1) * sizeof(int64_t))
+        penalties.patches = <double *>malloc((counted + block.drafts + most + 1) * sizeof(double))
+        if NULL in (penalties.ids, penalties.counts, penalties.patch_ids, penalties.patches):
+            raise MemoryError
+        for token, given in sorted((token_counts or {}).items()):
+            count = given
+            if not count >= 0.0:
+                raise ValueError(f"token {token} has the count {given}")
+            penalties.ids[penalties.filled] = id_within(token, n)
+            penalties.counts[penalties.filled] = count
+            penalties.filled += 1
+        if most:
+            penalties.overlay_each = each
+            penalties.overlay_starts = <Py_ssize_t *>malloc((len(overlays) + 1) * sizeof(Py_ssize_t))
+            penalties.overlay_ids = <int64_t *>malloc(total * sizeof(int64_t))
+            penalties.overlays = <double *>malloc(total * sizeof(double))
+            if NULL in (penalties.overlay_starts, penalties.overlay_ids, penalties.overlays):
+                raise MemoryError
+            total = 0
+            for i, overlay in enumerate(overlays):
+                penalties.overlay_starts[i] = total
+                for token, given in sorted((overlay or {}).items()):
+                    count = given
+                    if isnan(count):
+                        raise ValueError(f"penalty_overlay of token {token} is {given}")
+                    penalties.overlay_ids[total] = id_within(token, n)
+                    penalties.overlays[total] = count
+                    total += 1
+            penalties.overlay_starts[len(overlays)] = total
+
+    cdef tuple result(self):
+        cdef Block *block = &self.block
+        tested = self.probabilities[:block.tested]
+        return self.out[:block.emitted], block.accepted, tested, bool(block.bonus)
+
+    cdef object error(self):
+        """The exception of a block that failed, which names the row."""
+        cdef Failure *failure = &self.block.failure
+        cdef str side = "draft_q" if failure.of_draft else "target_p"
+        cdef str row = f"row {failure.row}"
+        if self.block.status == RAISED:
+            return <object>failure.error, row
+        if self.block.status == NO_ROOM:
+            return MemoryError(), ""
+        if self.block.status == BAD_ID:
+            return IndexError(f"token id {failure.token} is outside [0, {failure.n})"), row
+        if self.block.status == BAD_LENGTH:
+            return ValueError(f"target_p has {failure.n} entries, draft_q {failure.m}"), row
+        if self.block.status == BAD_VALUE and failure.value < 0.0 and self.block.check_draft:
+            return ValueError(f"token {failure.token} cannot have been drafted from draft_q, "
+                              f"where its probability is 0"), row
+        if self.block.status == BAD_VALUE:
+            return ValueError(f"{side} must be finite and not negative: "
+                              f"entry {failure.token} is {failure.value}"), row
+        if self.block.status == WITHOUT_MASS:
+            return ValueError("neither the residual nor target_p has positive mass"), row
+        if self.block.status == BAD_LOGITS:
+            return bad_logits(self.row_values(failure), "softmax"), row
+        return ValueError(f"{side} must be finite, not negative, and somewhere positive"), row
+
+    cdef object row_values(self, Failure *failure):
+        cdef Side *side = &self.block.draft if failure.of_draft else &self.block.target
+        cdef Row row
+        cdef Py_ssize_t i
+        if side.kind == MATRIX:
+            row = side.first
+            row.data += failure.row * side.stride
+        else:
+            _owner = open_row((<object>side.rows)[failure.row], "logits", &row)
+            row.patches = 0
+        if not failure.of_draft:
+            patch(&self.block.penalties, failure.row, &row)
+        values = np.empty(row.n)
+        for i in range(row.n):
+            values[i] = element(&row, i)
+        for i in range(row.patches):
+            values[row.patch_ids[i]] = row.patch_values[i]
+        return values
+
+
+cdef bint is_mapping(object value):
+    from collections.abc import Mapping
+    return isinstance(value, (dict, Mapping))
+
+
+cdef object settle_config(Settings *settings, object config, Py_ssize_t n):
+    settings.temperature = config.temperature
+    if isnan(settings.temperature):
+        raise ValueError("temperature is nan")
+    settings.top_p = nucleus_mass(config.top_p)
+    settings.k = ranks_kept(config.top_k, n)
+
+
+# ---- calls ---------------------------------------------------------------------------------------------
+
+
+cdef object attach_stream(OpenBlock opened, object generator):
+    opened.generator = generator.bit_generator
+    opened.block.stream.bits = bitgen_of(opened.generator)
+
+
+def verify_block(target, draft, draft_tokens, generator, str rule, bint check_draft, bint from_logits, config,
+                 draft_config, token_counts, penalty_overlay):
+    """One block with a plain generator: tokens, accepted, accept probabilities, whether there is a bonus.
+
+    An error comes back as (exception, where), for the caller to raise.
+    """
+    cdef OpenBlock opened = OpenBlock.__new__(OpenBlock)
+    cdef Workspace space
+    opened.open(target, draft, draft_tokens, rule, check_draft, from_logits)
+    if from_logits:
+        opened.configure(config, draft_config, token_counts, penalty_overlay)
+    attach_stream(opened, generator)
+    memset(&space, 0, sizeof(Workspace))
+    lock = opened.generator.lock
+    # One hold of the lock for the whole block, so that another thread cannot draw in between.
+    lock.acquire()
+    with nogil:
+        opened.block.status = run(&opened.block, &space)
+        free_workspace(&space)
+    lock.release()
+    if opened.block.status != FINE:
+        return opened.error()
+    return opened.result()
+
+
+def open_blocks(list targets, list drafts, list tokens, list streams, str rule, bint check_draft,
+                bint from_logits, list configs, list draft_configs, list counts, list overlays):
+    """Blocks of a batch, opened and checked; a stream is a generator or a pair (seed, position).
+
+    Gives the blocks, or (exception, where, sequence).
+    """
+    cdef OpenBlock opened
+    cdef list blocks = []
+    cdef Py_ssize_t b
+    for b in range(len(targets)):
+        opened = OpenBlock.__new__(OpenBlock)
+        try:
+            opened.open(targets[b], drafts[b], tokens[b], rule, check_draft, from_logits)
+            if from_logits:
+                opened.configure(configs[b], draft_configs[b], counts[b], overlays[b])
+        except Exception as error:
+            return error, "", b
+        if type(streams[b]) is tuple:
+            opened.block.stream.seed = streams[b][0]
+            opened.block.stream.position = streams[b][1]
+        else:
+            attach_stream(opened, streams[b])
+        blocks.append(opened)
+    return blocks
+
+
+def vocabulary(list blocks):
+    """Entries of a row of the first block, 0 where that is not known without reading one."""
+    cdef OpenBlock opened
+    if not blocks:
+        return 0
+    opened = blocks[0]
+    if opened.block.target.kind == MATRIX:
+        return opened.block.target.first.n
+    return opened.block.target.width if opened.block.target.kind == BATCH else 0
+
+
+def run_blocks(list blocks, Py_ssize_t first, Py_ssize_t last):
+    """Verify a range of opened blocks with one release of the GIL."""
+    cdef Py_ssize_t b
+    cdef Workspace space
+    cdef OpenBlock opened
+    cdef Block **range_of = <Block **>malloc((last - first) * sizeof(Block *))
+    if range_of is NULL:
+        raise MemoryError
+    # In an order of their own, so that two ranges that share generators cannot wait for each other.
+    generators = {id(opened.generator): opened.generator
+                  for opened in blocks[first:last] if opened.generator is not None}
+    locks = [generators[key].lock for key in sorted(generators)]
+    for b in range(first, last):
+        opened = blocks[b]
+        range_of[b - first] = &opened.block
+    memset(&space, 0, sizeof(Workspace))
+    for lock in locks:
+        lock.acquire()
+    with nogil:
+        for b in range(last - first):
+            range_of[b].status = run(range_of[b], &space)
+        free_workspace(&space)
+    for lock in locks:
+        lock.release()
+    free(range_of)
+
+
+def collect_blocks(list blocks, Py_ssize_t drafts):
+    """Results as padded arrays, or (exception, where, sequence) of the first block that failed."""
+    cdef OpenBlock opened
+    cdef Py_ssize_t b, B = len(blocks)
+    tokens = np.full((B, drafts + 1), -1, dtype=np.int64)
+    num_tokens = np.zeros(B, dtype=np.int64)
+    accepted = np.zeros(B, dtype=np.int64)
+    probabilities = np.full((B, drafts), np.nan)
+    for b in range(B):
+        opened = blocks[b]
+        if opened.block.status != FINE:
+            return (*opened.error(), b)
+        emitted, accepted[b], tested, _bonus = opened.result()
+        num_tokens[b] = len(emitted)
+        tokens[b, :len(emitted)] = emitted
+        probabilities[b, :len(tested)] = tested
+    return tokens, num_tokens, accepted, probabilities

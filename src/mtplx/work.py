@@ -1,0 +1,45 @@
+"""Ranges of independent work, given to an executor of the caller's.
+
+There is no pool of our own: pools hang after a fork, and a second thread runtime beside that of a tensor
+library aborts the process. Who has an executor passes it; each of its workers gets one contiguous range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+WORTHWHILE_LOGITS = 600_000
+"""Logits whose work (some 0.5 ns each) is worth handing to another thread, which costs some 20 us."""
+
+
+def worker_count(executor: Any) -> int:
+    """How many workers an executor has; 2 where it does not tell."""
+    return int(getattr(executor, "_max_workers", 2) or 2)
+
+
+def run_ranges(executor: Any, run: Callable[[int, int], None], count: int, *, least: int = 1) -> None:
+    """Call ``run(first, last)`` for contiguous ranges that cover ``range(count)``.
+
+    Parameters
+    ----------
+    executor : concurrent.futures.Executor or None
+        None: everything in the calling thread, which takes the first range in any case.
+    run : callable
+    count : int
+    least : int
+        Fewest items that are worth a range of their own.
+    """
+    workers = 1 if executor is None else max(1, min(worker_count(executor), count // max(least, 1)))
+    bounds = [count * i // workers for i in range(workers + 1)]
+    others = [executor.submit(run, bounds[i], bounds[i + 1]) for i in range(1, workers)]
+    failed: BaseException | None = None
+    try:
+        run(bounds[0], bounds[1])
+    except BaseException as error:
+        failed = error
+    for future in others:
+        # Everything that was handed out has ended before anything is raised.
+        failed = failed or future.exception()
+    if failed is not None:
+        raise failed
