@@ -2,7 +2,8 @@
 
 Run ``python benches/accepted_lengths.py``; ``--contexts 200`` for a quick look. Contexts are positions in
 texts that the target itself wrote, the same ones for every rule; all chain rules verify the same drafts,
-all tree rules the same trees, each `REPEATS` times with fresh coins. Takes about three minutes.
+all tree rules the same trees, each `REPEATS` times with fresh coins. Takes three minutes of processor
+time.
 """
 
 import argparse

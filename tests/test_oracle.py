@@ -252,7 +252,7 @@ def best_first(draw, tokens):
 def test_whether_a_node_is_there_may_hang_on_tokens_drawn_before_it_but_not_on_its_own(rule, grow, lossless):
     # For kseq the number of siblings has to be known before the first one, too: r depends on it.
     distances = []
-    for pair in pairs(4, kinds=("full support", "zeros")):
+    for pair in pairs(3, kinds=("full support", "zeros")):
         law = statements.continued(
             exhaustive.grown_tree_law(rule, pair.target, pair.draft, grow), pair.target_list, 4
         )
