@@ -78,6 +78,10 @@ class Lazy(Generic[Entry]):
             self._made[i] = self._make(i)
         return self._made[i]
 
+    def first(self, count: int) -> Lazy[Entry]:
+        """The first `count` entries."""
+        return Lazy(count, self.__getitem__)
+
 
 # ---- what comes in -------------------------------------------------------------------------------
 

@@ -1,0 +1,239 @@
+"""`verify_block_from_logits` is `verify_block` on the rows of `distributions_from_logits`."""
+
+import numpy as np
+import pytest
+from support.blocks import RULES, Touched, Untouchable, every_face, fields_of
+from support.generators import LAST, plain_state, scripted
+
+from mtplx.decisions import BlockDecision
+from mtplx.distributions import NonFiniteLogitsError, SamplerConfig
+
+CONFIGS = (
+    SamplerConfig(0.0, 0.95, 20),
+    SamplerConfig(0.7, 1.0, None),
+    SamplerConfig(1.0, 0.9, 0),
+    SamplerConfig(1.3, 0.9, 3),
+    SamplerConfig(1.0, 1.0, 4),
+)
+
+
+def random_logits(rng, V=None):
+    V = int(rng.integers(2, 30)) if V is None else V
+    K = int(rng.integers(0, 6))
+    target = rng.normal(size=(K + 1, V)) * 2.0
+    draft = target[:K] + rng.normal(size=(K, V)) * rng.choice([0.0, 0.3, 3.0])
+    if rng.random() < 0.3:  # ties
+        target, draft = np.round(target), np.round(draft)
+    return target, draft
+
+
+def drafted(face, draft, config, rng):
+    """Drafts drawn from their rows."""
+    if not len(draft):
+        return []
+    return face.sample_rows(face.distributions_from_logits(draft, config), rng).tolist()
+
+
+def rows_of(distributions):
+    return (
+        [distributions.to_distribution(i) for i in range(len(distributions))]
+        if hasattr(distributions, "to_distribution")
+        else list(distributions)
+    )
+
+
+def same_as_on_rows(decision, expected):
+    ours, theirs = fields_of(decision), fields_of(expected)
+    assert ours[:2] + ours[3:] == theirs[:2] + theirs[3:]
+    np.testing.assert_allclose(ours[2], theirs[2], rtol=1e-5)
+
+
+@every_face
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"T{c.temperature}-p{c.top_p}-k{c.top_k}")
+def test_equal_to_the_call_on_rows(face, rule, config):
+    for seed in range(25):
+        rng = np.random.default_rng([20, seed])
+        target, draft = random_logits(rng)
+        draft_config = CONFIGS[seed % len(CONFIGS)] if seed % 2 else None
+        tokens = drafted(face, draft, draft_config or config, rng)
+        ours, theirs = np.random.default_rng(seed), np.random.default_rng(seed)
+        decision = face.verify_block_from_logits(target, draft, tokens, config, draft_config, ours, rule=rule)
+        q = face.distributions_from_logits(draft, draft_config or config)
+        p = face.distributions_from_logits(target, config)
+        same_as_on_rows(decision, face.verify_block(p, q, tokens, theirs, rule=rule))
+        assert plain_state(ours) == plain_state(theirs)
+        # Point masses, and no bonus row.
+        decision = face.verify_block_from_logits(target[:-1], None, tokens, config, None, ours, rule=rule)
+        same_as_on_rows(decision, face.verify_block(rows_of(p)[:-1], None, tokens, theirs, rule=rule))
+        assert plain_state(ours) == plain_state(theirs)
+
+
+@every_face
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_penalties_see_the_drafts_before_a_row(face, rule):
+    """Row i counts the completion and drafts 0..i-1; draft rows know no penalties."""
+    for seed in range(40):
+        rng = np.random.default_rng([21, seed])
+        target, draft = random_logits(rng, V=5)
+        K = len(draft)
+        config = SamplerConfig(1.0, 0.9, [0, 3][seed % 2], float(rng.normal()), float(rng.normal()))
+        tokens = drafted(face, draft, config, rng)
+        counts = [None, {}, {0: 2, 3: 1}][seed % 3]
+        per_row = [dict(counts or {}) for _ in range(K + 1)]
+        for i in range(K + 1):
+            for token in tokens[:i]:
+                per_row[i][token] = per_row[i].get(token, 0) + 1
+        overlays = [{int(rng.integers(5)): float(rng.normal())} if i % 2 else None for i in range(K + 1)]
+        for overlay in (None, {1: 0.5, 4: -1.0}, overlays):
+            ours, theirs = np.random.default_rng(seed), np.random.default_rng(seed)
+            decision = face.verify_block_from_logits(
+                target,
+                draft,
+                tokens,
+                config,
+                rng=ours,
+                rule=rule,
+                token_counts=counts,
+                penalty_overlay=overlay,
+            )
+            p = face.distributions_from_logits(target, config, token_counts=per_row, penalty_overlay=overlay)
+            q = face.distributions_from_logits(draft, config)
+            same_as_on_rows(decision, face.verify_block(p, q, tokens, theirs, rule=rule))
+            assert plain_state(ours) == plain_state(theirs)
+
+
+@every_face
+def test_penalties_by_hand(face):
+    """Logits (0, 0, 0), presence 2, T -> 0: every draft seen before is out of the race."""
+    config = SamplerConfig(0.0, 1.0, None, presence_penalty=2.0)
+    zeros = np.zeros((4, 3), np.float32)
+    decision = face.verify_block_from_logits(zeros, None, [0, 1, 2], config)
+    assert decision == BlockDecision([0, 1, 2, 0], 3, [1.0] * 3, True)  # all seen once: the lowest id again
+    decision = face.verify_block_from_logits(zeros, None, [0, 0, 2], config)
+    assert decision == BlockDecision([0, 1], 1, [1.0, 0.0], False)
+    decision = face.verify_block_from_logits(zeros, None, [0, 1, 2], config, token_counts={0: 1})
+    assert decision == BlockDecision([1], 0, [0.0], False)
+    banned = [{}, {1: np.inf}, None, None]
+    decision = face.verify_block_from_logits(zeros, None, [0, 1, 2], config, penalty_overlay=banned)
+    assert decision == BlockDecision([0, 2], 1, [1.0, 0.0], False)
+
+
+@every_face
+def test_the_caller_s_counts_stay_as_they_are(face):
+    counts = {0: 1}
+    config = SamplerConfig(1.0, presence_penalty=0.5)
+    face.verify_block_from_logits(np.zeros((3, 4)), None, [1, 2], config, token_counts=counts)
+    assert counts == {0: 1}
+
+
+@every_face
+@pytest.mark.parametrize("draft_logits", [np.zeros((2, 4)), None], ids=["draft", "point masses"])
+def test_greedy_draws_all_the_same(face, draft_logits):
+    """T <= 0: one-hot rows; coins and draw are consumed as always."""
+    logits = np.array([[1.0, 0, 0, 0], [0, 1.0, 0, 0], [0, 0, 1.0, 0]])
+    for config in (SamplerConfig(0.0), SamplerConfig(-1.0, top_k=None)):
+        rng, counted = np.random.default_rng(0), np.random.default_rng(0)
+        decision = face.verify_block_from_logits(logits, draft_logits, [0, 1], config, rng=rng)
+        assert decision.tokens.tolist() == [0, 1, 2]  # what the draft cannot draw counts as accepted
+        counted.random(3)
+        assert plain_state(rng) == plain_state(counted)
+
+
+@every_face
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "block"], ids=str)
+def test_nothing_behind_the_first_rejection_is_touched(face, rule):
+    one, two, either = [60.0, 0.0, -60.0], [0.0, 60.0, -60.0], [0.4, 0.0, -60.0]
+    target = Touched([one, two, Untouchable(), Untouchable()])
+    draft = Touched([one, either, Untouchable()])
+    for config in (SamplerConfig(1.0, 0.9, None), SamplerConfig(1.0, 0.9, 2), SamplerConfig(1.0, 1.0, 0)):
+        decision = face.verify_block_from_logits(
+            target, draft, [0, 0, Untouchable()], config, rng=scripted(LAST, LAST, LAST), rule=rule
+        )
+        assert decision.tokens.tolist() == [0, 1]
+    assert target.touched | draft.touched <= {0, 1}
+    nan = [np.nan, 0.0, 0.0]
+    decision = face.verify_block_from_logits(
+        np.array([one, two, nan, nan]),
+        np.array([one, either, nan]),
+        [0, 0, 9],
+        SamplerConfig(1.0),
+        rng=scripted(LAST, LAST, LAST),
+        rule=rule,
+    )
+    assert decision.tokens.tolist() == [0, 1]
+
+
+LOGITS = np.zeros((3, 4))
+PLAIN = SamplerConfig(1.0, 1.0, None)
+
+BAD_CALLS = {
+    "rows": (ValueError, "target has 2 rows", (LOGITS[:2], None, [0, 1, 2], PLAIN), {}),
+    "draft rows": (ValueError, "draft has 3 rows", (LOGITS, LOGITS, [0, 1], PLAIN), {}),
+    "counts of a row": (TypeError, "token_counts", (LOGITS, None, [0, 1], PLAIN), {"token_counts": [{0: 1}]}),
+    "an overlay too few": (
+        ValueError,
+        "penalty_overlay",
+        (LOGITS, None, [0, 1], PLAIN),
+        {"penalty_overlay": [None]},
+    ),
+    "an overlay of another kind": (
+        TypeError,
+        "penalty_overlay",
+        (LOGITS, None, [0, 1], PLAIN),
+        {"penalty_overlay": 1.0},
+    ),
+    "a NaN overlay": (
+        ValueError,
+        r"row 0: .*nan",
+        (LOGITS, None, [0, 1], PLAIN),
+        {"penalty_overlay": {0: np.nan}},
+    ),
+    "a count outside": (
+        IndexError,
+        r"row 0: .*9",
+        (LOGITS, None, [0, 1], SamplerConfig(1.0, presence_penalty=1.0)),
+        {"token_counts": {9: 1}},
+    ),
+    "a draft outside": (IndexError, r"row 0: token id 4 ", (LOGITS, LOGITS[:2], [4, 1], PLAIN), {}),
+    "a NaN row": (NonFiniteLogitsError, "row 0: .*nan_count=1", ([[np.nan, 0.0]], None, [], PLAIN), {}),
+}
+
+
+@every_face
+@pytest.mark.parametrize("call", BAD_CALLS.values(), ids=BAD_CALLS)
+def test_bad_calls_draw_nothing(face, call):
+    error, message, arguments, options = call
+    for rule in ("exact", "block"):
+        rng = np.random.default_rng(0)
+        before = plain_state(rng)
+        with pytest.raises(error, match=message):
+            face.verify_block_from_logits(*arguments, rng=rng, rule=rule, **options)
+        assert plain_state(rng) == before
+
+
+@every_face
+def test_a_bad_row_that_is_reached_is_named(face):
+    logits = np.array([[60.0, 0.0], [np.inf, 0.0], [0.0, 0.0]])
+    with pytest.raises(NonFiniteLogitsError, match=r"row 1: .*inf_count=1") as caught:
+        face.verify_block_from_logits(logits, None, [0, 0], PLAIN, rng=scripted(0.0, 0.0))
+    assert caught.value.inf_count == 1
+    with pytest.raises(NonFiniteLogitsError, match="row 1: "):
+        face.verify_block_from_logits(np.zeros((3, 2)), logits[:2], [0, 0], PLAIN, rng=scripted(0.0, 0.0))
+
+
+@every_face
+def test_one_overlay_a_target_row_without_a_bonus_row(face):
+    overlay = [{0: np.inf}, {1: np.inf}]
+    decision = face.verify_block_from_logits(
+        LOGITS[:2], None, [1, 0], PLAIN, rule="greedy", penalty_overlay=overlay
+    )
+    assert decision == BlockDecision([1, 0], 2, [1.0, 1.0], False)
+
+
+@every_face
+def test_drafts_that_cannot_have_been_drawn(face):
+    draft = np.array([[0.0, -np.inf, 0.0, 0.0]])
+    assert face.verify_block_from_logits(LOGITS[:2], draft, [1], PLAIN).accepted == 1
+    with pytest.raises(ValueError, match="row 0: token 1 cannot have been drafted"):
+        face.verify_block_from_logits(LOGITS[:2], draft, [1], PLAIN, check_draft=True)
