@@ -2,9 +2,9 @@
 
 import pytest
 from hypothesis import HealthCheck, settings
+from mtplx._csampling import dispatch
 
 from mtplx import reference, sampling
-from mtplx._csampling import dispatch
 
 ISAS = dispatch.available_isas()
 

@@ -15,6 +15,7 @@ import warnings
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from pathlib import Path
 
+from mtplx._csampling import dispatch
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -26,8 +27,6 @@ from rich.progress import (
 )
 from support.cases import make_case
 from support.parity import Expected, mismatches
-
-from mtplx._csampling import dispatch
 
 CHUNK = 500  # cases that a worker does at a time, and that are lost when it is stopped
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mtplx._csampling import dispatch
 
 from mtplx import bench, bench_report, reference, sampling
-from mtplx._csampling import dispatch
 from mtplx.cli import run
 
 TINY = ["--seconds", "0.5", "--vocab", "4096"]

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+from mtplx._csampling import dispatch
 from support import rows
 from support.bits import digest, logits, weights
 
 from mtplx import sampling
-from mtplx._csampling import dispatch
 from mtplx.distributions import SamplerConfig
 
 OFFSETS = (0, 2, 4, 8, 16, 24, 32, 40, 56, 62)  # bytes behind a cache line

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from mtplx._csampling import dispatch
 from support import exact, rows
 from support.generators import LAST, STEP, around, scripted
 
 from mtplx import reference, sampling
-from mtplx._csampling import dispatch
 from mtplx.distributions import SamplerConfig, SparseDistribution
 
 # Row lengths: within a block, a handful, several chunks of 512, and enough for 20 ranks to be few.

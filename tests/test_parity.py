@@ -7,12 +7,12 @@ import dataclasses
 
 import numpy as np
 import pytest
+from mtplx._csampling import dispatch
 from support import exact
 from support.cases import SETTINGS, SHAPES, SMALL, TEMPERATURES, TOP_KS, TOP_PS, WHOLE, make_case
 from support.parity import Expected, compare_rows, mismatches
 
 from mtplx import reference, sampling
-from mtplx._csampling import dispatch
 from mtplx.distributions import SparseDistribution
 
 CASES, CHUNK = 20_000, 500
