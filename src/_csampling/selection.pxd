@@ -60,8 +60,8 @@ cdef selection_status best_logits(const Row *row, double temperature, double top
 cdef selection_status block_pass(const Row *row, double temperature, bint with_sum, double *maxima,
                                  streamed *run) noexcept nogil
 
-# Relative error of the rough sum of n exponentials.
-cdef double rough_error(Py_ssize_t n) noexcept nogil
+# Relative error of the rough sum of n exponentials against softmax's own.
+cdef double rough_error(Py_ssize_t n, const scaling *s) noexcept nogil
 
 # The exponential of one logit, with the bits that softmax gives it.
 cdef double weigh_one(double value, const scaling *s) noexcept nogil

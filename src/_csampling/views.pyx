@@ -184,7 +184,7 @@ cdef selection_status stream(const Row *logits, double temperature, View *view) 
     view.mode = STREAMED
     view.row = logits[0]
     view.total = run.sum
-    view.tolerance = rough_error(logits.n)
+    view.tolerance = rough_error(logits.n, &view.scaled)
     return SELECTED
 
 
