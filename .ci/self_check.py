@@ -8,9 +8,9 @@ On two dozen rows: kept sets, tokens and generator states equal, softmax within 
 import sys
 
 import numpy as np
+from mtplx._csampling.dispatch import active_isa, available_isas
 
 from mtplx import reference, sampling
-from mtplx._csampling.dispatch import active_isa, available_isas
 from mtplx.distributions import SamplerConfig
 
 SIZES = (1, 3, 16, 33, 257, 5000)

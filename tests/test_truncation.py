@@ -214,7 +214,7 @@ def test_dyadic_rows_against_rational_arithmetic(face, n):
     for trial in range(12 if n < 1000 else 3):
         p = rng.multinomial(1 << 16, rng.dirichlet(np.full(n, 0.3 + trial % 3))) / 65536.0
         nucleus = exact.Nucleus(p)
-        for edge in rng.choice(nucleus.before[1:], 3):
+        for edge in [*nucleus.before[1:4], *rng.choice(nucleus.before[1:], 3)]:
             for top_p in (float(edge), math.nextafter(edge, 0), math.nextafter(edge, 2)):
                 for top_k in (0, 7, n // 2):
                     kept = nucleus.kept(top_p, top_k)

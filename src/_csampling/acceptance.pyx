@@ -244,8 +244,10 @@ def residual_distribution(target_p, draft_q, *, out=None):
     cdef Row p, q
     cdef SparseDistributionBase target, draft
     cdef Support target_support, draft_support
+    cdef Weights weights
     cdef cnp.ndarray result
     cdef double *to
+    cdef double *sums
     cdef bint usable
     if isinstance(target_p, SparseDistributionBase) and isinstance(draft_q, SparseDistributionBase):
         if out is not None:
@@ -264,8 +266,12 @@ def residual_distribution(target_p, draft_q, *, out=None):
     q_owner = open_distribution(draft_q, "draft_q", &q)
     result = open_out(out, p.n, (target_p, draft_q, p_owner, q_owner))
     to = doubles(result)
+    sums = new_sums(p.n) if result is out else NULL
     with nogil:
-        usable = correction_into(&p, &q, to)
+        # What belongs to the caller is touched once nothing can fail.
+        usable = sums is NULL or weigh_correction(&weights, &p, &q, sums)
+        free(sums)
+        usable = usable and correction_into(&p, &q, to)
     if not usable:
         raise ValueError("neither the residual nor target_p has positive mass")
     return result

@@ -37,9 +37,10 @@ cdef object as_array(object values, str name):
         return array
     if kind == "O":
         for value in array.flat:
-            if not isinstance(value, (int, float, np.number)) and not hasattr(value, "__float__"):
+            if not hasattr(value, "__float__") or isinstance(value, np.complexfloating):
                 raise TypeError(f"{name} must hold real numbers, not objects")
-        return array.astype(np.float64)
+        with np.errstate(all="ignore"):
+            return array.astype(np.float64)
     if kind == "V" and array.dtype.names is None and array.dtype.type is not np.void:
         return array  # a number type of another package, such as bfloat16
     raise TypeError(f"{name} must hold real numbers, not {array.dtype}")

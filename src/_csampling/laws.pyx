@@ -15,7 +15,7 @@ from mtplx._csampling.mass cimport OVERFLOW_SCALE, ROW_FINE, weigh_row, widen_in
 cnp.import_array()
 
 
-cdef cnp.ndarray open_law(object distribution, str name, double *total):
+cdef cnp.ndarray open_law(object distribution, str name, double *total, bint scaled=True):
     """A distribution as a contiguous float64 array, checked, with its sum; scaled where that overflows."""
     cdef Row row
     cdef cnp.ndarray array
@@ -26,10 +26,11 @@ cdef cnp.ndarray open_law(object distribution, str name, double *total):
     array = owner
     if weigh_row(&row, total) != ROW_FINE:
         raise bad_probabilities(array, name)
-    if row.kind != F64 or not isfinite(total[0]):
+    scaled = scaled and not isfinite(total[0])
+    if row.kind != F64 or scaled:
         array = new_doubles(row.n)
         widen_into(&row, doubles(array))
-    if not isfinite(total[0]):
+    if scaled:
         for i in range(row.n):
             doubles(array)[i] *= OVERFLOW_SCALE
         row.kind = F64
@@ -142,8 +143,8 @@ def total_variation(p, q):
         q_support = (<SparseDistributionBase>q).support()
         positive_differences(&p_support, &q_support, &distance)
         return distance
-    left = open_law(p, "p", &ignored)
-    right = open_law(q, "q", &ignored)
+    left = open_law(p, "p", &ignored, False)
+    right = open_law(q, "q", &ignored, False)
     n = cnp.PyArray_DIM(left, 0)
     if n != cnp.PyArray_DIM(right, 0):
         raise ValueError(f"p has {n} entries, q {len(right)}")

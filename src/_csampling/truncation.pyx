@@ -182,6 +182,7 @@ def apply_top_p_top_k(probs, double top_p=1.0, top_k=0, *, out=None):
     cdef Row row
     cdef cnp.ndarray result
     cdef double *to
+    cdef double total
     cdef Py_ssize_t k
     cdef selection_status status
     owner = open_row(probs, "probs", &row)
@@ -190,7 +191,11 @@ def apply_top_p_top_k(probs, double top_p=1.0, top_k=0, *, out=None):
     result = open_out(out, row.n, (probs, owner))
     to = doubles(result)
     with nogil:
-        status = truncate_into(&row, top_p, k, to)
+        # The result is room to work in: what belongs to the caller is touched once nothing can fail.
+        if result is out and weigh_row(&row, &total) != ROW_FINE:
+            status = BAD_PROBABILITY
+        else:
+            status = truncate_into(&row, top_p, k, to)
     if status == NO_MEMORY:
         raise MemoryError
     if status != SELECTED:

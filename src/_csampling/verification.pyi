@@ -15,7 +15,9 @@ def verify_block(
 ) -> tuple[Any, ...]: ...
 def open_blocks(
     targets: list[Any],
+    target_counts: list[int],
     drafts: list[Any],
+    draft_counts: list[int],
     tokens: list[Any],
     streams: list[Any],
     rule: str,

@@ -560,8 +560,9 @@ cdef class OpenBlock:
         free(penalties.patches)
         Py_XDECREF(<PyObject *>self.block.failure.error)
 
-    cdef object open(self, object target, object draft, object draft_tokens, str rule, bint check_draft,
-                     bint from_logits):
+    cdef object open(self, object target, Py_ssize_t target_count, object draft, Py_ssize_t draft_count,
+                     object draft_tokens, str rule, bint check_draft, bint from_logits):
+        """Counts are how many of the rows are meant, -1 for all."""
         cdef Block *block = &self.block
         cdef Py_ssize_t K
         block.rule = RULES[rule]
@@ -570,6 +571,8 @@ cdef class OpenBlock:
         self.open_tokens(draft_tokens)
         K = block.drafts
         open_side(target, "target", &block.target, from_logits, self.kept)
+        if target_count >= 0:
+            block.target.count = min(block.target.count, target_count)
         if block.target.count != K and block.target.count != K + 1:
             raise ValueError(f"target has {block.target.count} rows for {K} drafts; "
                              f"expected {K + 1}, or {K} without a bonus row")
@@ -577,6 +580,8 @@ cdef class OpenBlock:
             block.draft.kind = POINTS
         else:
             open_side(draft, "draft", &block.draft, from_logits, self.kept)
+            if draft_count >= 0:
+                block.draft.count = min(block.draft.count, draft_count)
             if block.draft.count != K:
                 raise ValueError(f"draft has {block.draft.count} rows for {K} drafts")
         self.out = new_ids(K + 1)
@@ -774,7 +779,7 @@ def verify_block(target, draft, draft_tokens, generator, str rule, bint check_dr
     """
     cdef OpenBlock opened = OpenBlock.__new__(OpenBlock)
     cdef Workspace space
-    opened.open(target, draft, draft_tokens, rule, check_draft, from_logits)
+    opened.open(target, -1, draft, -1, draft_tokens, rule, check_draft, from_logits)
     if from_logits:
         opened.configure(config, draft_config, token_counts, penalty_overlay)
     attach_stream(opened, generator)
@@ -791,8 +796,9 @@ def verify_block(target, draft, draft_tokens, generator, str rule, bint check_dr
     return opened.result()
 
 
-def open_blocks(list targets, list drafts, list tokens, list streams, str rule, bint check_draft,
-                bint from_logits, list configs, list draft_configs, list counts, list overlays):
+def open_blocks(list targets, list target_counts, list drafts, list draft_counts, list tokens, list streams,
+                str rule, bint check_draft, bint from_logits, list configs, list draft_configs, list counts,
+                list overlays):
     """Blocks of a batch, opened and checked; a stream is a generator or a pair (seed, position).
 
     Gives the blocks, or (exception, where, sequence).
@@ -803,7 +809,8 @@ def open_blocks(list targets, list drafts, list tokens, list streams, str rule, 
     for b in range(len(targets)):
         opened = OpenBlock.__new__(OpenBlock)
         try:
-            opened.open(targets[b], drafts[b], tokens[b], rule, check_draft, from_logits)
+            opened.open(targets[b], target_counts[b], drafts[b], draft_counts[b], tokens[b], rule,
+                        check_draft, from_logits)
             if from_logits:
                 opened.configure(configs[b], draft_configs[b], counts[b], overlays[b])
         except Exception as error:

@@ -18,6 +18,7 @@ _SUBMODULES = (
     "decoding",
     "distributions",
     "models",
+    "oracle",
     "reference",
     "sampling",
     "verification",

@@ -25,8 +25,12 @@ __all__ = [
     "BlockDecision",
     "Cascade",
     "Rule",
+    "TokenTree",
+    "TreeDecision",
+    "TreeRule",
     "Typical",
     "as_rule",
+    "as_tree_rule",
 ]
 
 
@@ -270,3 +274,134 @@ def as_rule(rule: Any) -> CanonicalRule:
 
 def _listed(names: tuple[str, ...]) -> str:
     return ", ".join(map(repr, names))
+
+
+# ---- trees ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, init=False, eq=False)
+class TokenTree(_ByValue):
+    """Drafted tokens, each hanging below another one or below the context.
+
+    Parameters
+    ----------
+    tokens : array_like of int, shape (n,)
+        The token of each node. Stored as int64, read-only.
+    parents : array_like of int, shape (n,)
+        The node that each one continues: a lower index, or -1 for the context. Siblings are tested in
+        index order, which has to be the order they were drawn in. Stored as int64, read-only.
+
+    Raises
+    ------
+    ValueError
+        Not one-dimensional, of different lengths; ``parents[i]`` outside [-1, i); a negative token.
+    TypeError
+        Not integers.
+
+    Notes
+    -----
+    A verified tree has the target's law only if the shape below a node was settled before the tokens
+    there were drawn. A drafter that hangs more candidates below a token because it likes that token
+    biases the text.
+
+    Examples
+    --------
+    Two candidates for the next token, and one for the token that follows the first of them:
+
+    >>> tree = TokenTree([5, 2, 7], [-1, -1, 0])
+    >>> len(tree), tree.children(-1), tree.children(0)
+    (3, (0, 1), (2,))
+    """
+
+    tokens: NDArray[np.int64]
+    parents: NDArray[np.int64]
+
+    def __init__(self, tokens: ArrayLike, parents: ArrayLike) -> None:
+        for name, given in (("tokens", tokens), ("parents", parents)):
+            values = np.asarray(given)
+            if values.dtype.kind not in "iu" and values.size:
+                raise TypeError(f"{name} must hold integers, not {values.dtype}")
+            object.__setattr__(self, name, _read_only(values, np.int64, 1, name))
+        if self.tokens.size != self.parents.size:
+            raise ValueError(f"{self.tokens.size} tokens, but {self.parents.size} parents")
+        misplaced = np.flatnonzero((self.parents < -1) | (self.parents >= np.arange(self.parents.size)))
+        if misplaced.size:
+            node = int(misplaced[0])
+            raise ValueError(f"the parent of node {node} is {self.parents[node]}, not in [-1, {node})")
+        if self.tokens.size and self.tokens.min() < 0:
+            raise ValueError(f"node {self.tokens.argmin()} has the token {self.tokens.min()}")
+
+    def __len__(self) -> int:
+        """Number of drafted tokens; the context is none."""
+        return int(self.tokens.size)
+
+    def children(self, node: int) -> tuple[int, ...]:
+        """The nodes that continue `node` (-1: the context), in index order."""
+        return tuple(np.flatnonzero(self.parents == node).tolist())
+
+
+@dataclass(frozen=True, eq=False)
+class TreeDecision(_ByValue):
+    """Outcome of the verification of one tree.
+
+    Parameters
+    ----------
+    tokens : array_like of int, shape (accepted + 1,)
+        The drafts along the accepted path, then one token that was drawn. Stored as int64, read-only.
+    path : array_like of int, shape (accepted,)
+        The nodes of the accepted drafts from the top down; what a model has cached for all others is to
+        be dropped. Stored as int64, read-only.
+    accepted : int
+        Number of drafts that were kept.
+    bonus : bool
+        Whether the last token is a bonus token: the path ended at a node without children, and the
+        token was drawn from the target's row there. Else it corrects for the children that were rejected.
+
+    Examples
+    --------
+    >>> TreeDecision([5, 7, 1], [0, 2], 2, True)
+    TreeDecision(tokens=array([5, 7, 1]), path=array([0, 2]), accepted=2, bonus=True)
+    """
+
+    tokens: NDArray[np.int64]
+    path: NDArray[np.int64]
+    accepted: int
+    bonus: bool
+
+    def __post_init__(self) -> None:
+        store = object.__setattr__
+        store(self, "tokens", _read_only(self.tokens, np.int64, 1, "tokens"))
+        store(self, "path", _read_only(self.path, np.int64, 1, "path"))
+        store(self, "accepted", operator.index(self.accepted))
+        store(self, "bonus", bool(self.bonus))
+
+
+TreeRule = Literal["recursive", "kseq", "traversal"]
+"""What ``rule=`` of the verification of trees may be."""
+
+TREE_RULES: tuple[TreeRule, ...] = ("recursive", "kseq", "traversal")
+
+
+def as_tree_rule(rule: Any, replacement: bool) -> TreeRule:
+    """The name of a tree rule, checked against how siblings were drawn.
+
+    Raises
+    ------
+    ValueError
+        A name that is not known; ``"kseq"`` without replacement.
+    TypeError
+        Not a string.
+
+    Examples
+    --------
+    >>> as_tree_rule("traversal", False)
+    'traversal'
+    """
+    if not isinstance(rule, str):
+        raise TypeError(f"the rule of a tree must be a name, not {type(rule).__name__}")
+    if rule == "kseq" and not replacement:
+        raise ValueError("rule 'kseq' is for siblings drawn independently; replacement=False are not")
+    for known in TREE_RULES:
+        if rule == known:
+            return known
+    raise ValueError(f"unknown rule {rule!r} for trees; known are {_listed(TREE_RULES)}")

@@ -1,9 +1,9 @@
-"""Blocks and batches of blocks: K drafted tokens verified in one call, and the acceptance rules.
+"""Blocks, batches of blocks and trees: drafted tokens verified in one call, and the acceptance rules.
 
 The functions of :mod:`mtplx.reference`, same names, errors and draws. The rules "exact", "greedy" and
 "match" run on the compiled core: one crossing a block, one release of the GIL a range of sequences, and
-from logits nothing that is not needed. The other rules, and generators that draw through methods of their
-own, run by the reference's decisions on rows of the compiled core.
+from logits nothing that is not needed. The other rules, trees, and generators that draw through methods of
+their own run by the reference's decisions, from logits on rows of the compiled core.
 """
 
 from __future__ import annotations
@@ -14,7 +14,17 @@ from typing import Any, NoReturn, TypeGuard
 import numpy as np
 
 from mtplx._csampling import verification as core
-from mtplx.decisions import BatchDecision, BlockDecision, CanonicalRule, Cascade, Rule, Typical, as_rule
+from mtplx.decisions import (
+    BatchDecision,
+    BlockDecision,
+    CanonicalRule,
+    Cascade,
+    Rule,
+    TokenTree,
+    TreeDecision,
+    Typical,
+    as_rule,
+)
 from mtplx.distributions import Distribution, SamplerConfig, errors_at
 from mtplx.reference import (
     blocks,
@@ -24,6 +34,7 @@ from mtplx.reference import (
     rows,
     typical_accept_decision,
     typical_acceptance_threshold,
+    verify_tree,
 )
 from mtplx.reference.one_row import as_array, as_top_k
 from mtplx.reference.streams import GeneratorStream, KeyedStream
@@ -34,6 +45,8 @@ __all__ = [
     "BatchDecision",
     "BlockDecision",
     "Cascade",
+    "TokenTree",
+    "TreeDecision",
     "Typical",
     "cascade_defer_decision",
     "cascade_token_deferral",
@@ -44,6 +57,7 @@ __all__ = [
     "verify_batch_from_logits",
     "verify_block",
     "verify_block_from_logits",
+    "verify_tree",
 ]
 
 _COMPILED = ("exact", "greedy", "match")
@@ -365,45 +379,47 @@ def _verify_batch(
     from_logits: tuple[Any, Any, Any, Any] | None,
 ) -> BatchDecision:
     rows.require_executor(executor)
-    sequences, K = blocks.as_batch_tokens(draft_tokens)
-    B = len(sequences)
+    proposed = blocks.as_batch_tokens(draft_tokens)
+    B, K = len(proposed.tokens), proposed.K
     names = ("config", "draft_config", "token_counts", "penalty_overlay")
     settings: list[Any] = [
         [None] * B if from_logits is None else rows.one_or_each(value, B, name)
         for name, value in zip(names, from_logits or (None,) * 4, strict=True)
     ]
+    each = blocks.as_sequences(targets, drafts, proposed)
     streams = blocks.open_streams(B, rngs, seeds, positions)
-    target_rows, draft_rows = blocks.rows_of_each(targets, drafts, sequences, K)
     plain = [_plain_stream(stream) for stream in streams]
     if rule in _COMPILED and None not in plain:
         opened = core.open_blocks(
-            target_rows,
-            draft_rows,
-            sequences,
+            each.targets,
+            each.target_counts,
+            each.drafts,
+            each.draft_counts,
+            proposed.tokens,
             plain,
             rule,
             check_draft,
             from_logits is not None,
-            *([each[b] for b in range(B)] for each in settings),
+            *([values[b] for b in range(B)] for values in settings),
         )
         if isinstance(opened, tuple):
             _raise(*opened)
         # Of probabilities one row is walked at most, from logits every row that is reached.
-        least = 1 + WORTHWHILE_LOGITS // max(
-            core.vocabulary(opened) * (1 if from_logits is None else K + 1), 1
-        )
+        reached = 1 if from_logits is None else K + 1
+        least = 1 + WORTHWHILE_LOGITS // max(core.vocabulary(opened) * reached, 1)
         run_ranges(executor, lambda first, last: core.run_blocks(opened, first, last), B, least=least)
         answer = core.collect_blocks(opened, K)
         if len(answer) == 3:
             _raise(*answer)
         return BatchDecision.adopt(*answer)
     opened_blocks = []
-    for b, tokens in enumerate(sequences):
+    for b, tokens in enumerate(proposed.tokens):
         reader = (
-            blocks.Given() if from_logits is None else _FromLogits(tokens, *(each[b] for each in settings))
+            blocks.Given()
+            if from_logits is None
+            else _FromLogits(tokens, *(values[b] for values in settings))
         )
-        with errors_at(f"sequence {b}"):
-            opened_blocks.append(blocks.open_block(target_rows[b], draft_rows[b], tokens, reader))
+        opened_blocks.append(blocks.open_one(each, b, tokens, reader))
     return blocks.decide_all(opened_blocks, K, rule, streams, check_draft)
 
 

@@ -11,10 +11,11 @@ nothing loops over the vocabulary in Python.
 `streams`      where uniforms come from: a generator in order, or keys without an order
 `rules`        the acceptance rules of a drafted block, as functions of rows and coins
 `blocks`       blocks and batches of blocks: rules, streams and rows put together
+`trees`        trees of drafts: their rules, node by node, and the walk over them
 ============ ==========================================================================
 """
 
-from mtplx.decisions import BatchDecision, BlockDecision, Cascade, Typical
+from mtplx.decisions import BatchDecision, BlockDecision, Cascade, TokenTree, TreeDecision, Typical
 from mtplx.distributions import (
     BatchedSparseDistributions,
     Distribution,
@@ -56,6 +57,7 @@ from mtplx.reference.rules import (
     typical_accept_decision,
     typical_acceptance_threshold,
 )
+from mtplx.reference.trees import verify_tree
 
 __all__ = [
     "PENALTY_MAX",
@@ -69,6 +71,8 @@ __all__ = [
     "SamplerConfig",
     "SparseDistribution",
     "SpeculativeDecision",
+    "TokenTree",
+    "TreeDecision",
     "Typical",
     "acceptance_probability",
     "apply_penalties",
@@ -96,4 +100,5 @@ __all__ = [
     "verify_block",
     "verify_block_from_logits",
     "verify_one_token",
+    "verify_tree",
 ]

@@ -318,36 +318,38 @@ def verify_block_from_logits(
 # ---- batches -------------------------------------------------------------------------------------
 
 
-class Drafts(Lazy[int]):
-    """The drafts of one sequence of a batch, without padding; `padded` is their number with it."""
+@dataclass(frozen=True)
+class Drafts:
+    """The drafts of every sequence without padding, their lengths with it, and K, the largest of these."""
 
-    def __init__(self, given: Lazy[int], count: int) -> None:
-        super().__init__(count, given.__getitem__)
-        self.padded = len(given)
+    tokens: list[Lazy[int]]
+    padded: list[int]
+    K: int
 
 
-def as_batch_tokens(draft_tokens: Any) -> tuple[list[Drafts], int]:
-    """The drafts of every sequence without their padding, and K."""
+def as_batch_tokens(draft_tokens: Any) -> Drafts:
+    K = 0
     if is_array(draft_tokens):
         draft_tokens = imported(draft_tokens, "draft_tokens")
-        if draft_tokens.ndim != 2 and draft_tokens.dtype.kind != "O":
+        if draft_tokens.ndim == 2:
+            K = draft_tokens.shape[1]
+        elif draft_tokens.dtype.kind != "O":
             raise ValueError(f"draft_tokens must have the shape (B, K), not {draft_tokens.shape}")
         if draft_tokens.dtype.kind not in "iuO" and draft_tokens.size:
             raise TypeError(f"draft_tokens must hold ids, not {draft_tokens.dtype}")
     if not is_sequence(draft_tokens):
         raise TypeError(f"draft_tokens must be B sequences of ids, not {type(draft_tokens).__name__}")
-    sequences = []
-    longest = draft_tokens.shape[1] if is_array(draft_tokens) and draft_tokens.ndim == 2 else 0
+    tokens, padded = [], []
     for b in range(len(draft_tokens)):
         with errors_at(f"sequence {b}"):
             given = draft_tokens[b]
             given = imported(given, "draft_tokens") if is_array(given) else given
-            sequences.append(_without_padding(given, as_tokens(given)))
-            longest = max(longest, sequences[b].padded)
-    return sequences, longest
+            tokens.append(_without_padding(given, as_tokens(given)))
+            padded.append(len(given))
+    return Drafts(tokens, padded, max([K, *padded]))
 
 
-def _without_padding(given: Any, tokens: Lazy[int]) -> Drafts:
+def _without_padding(given: Any, tokens: Lazy[int]) -> Lazy[int]:
     def is_padding(i: int) -> bool:
         # Ids themselves are read only when they are reached: whatever is no integer is left to then.
         return isinstance(given[i], int | np.integer) and given[i] == -1
@@ -358,7 +360,7 @@ def _without_padding(given: Any, tokens: Lazy[int]) -> Drafts:
     for i in range(kept):
         if is_padding(i):
             raise ValueError(f"padding (-1) at position {i} is followed by drafts")
-    return Drafts(tokens, kept)
+    return tokens.first(kept)
 
 
 def _each_block(value: Any, count: int, name: str) -> Any:
@@ -443,49 +445,59 @@ def decide_all(
     return BatchDecision(tokens, num_tokens, accepted, probabilities)
 
 
-def rows_of_each(
-    targets: Any, drafts: Any, sequences: Sequence[Drafts], K: int
-) -> tuple[list[Any], list[Any]]:
-    """Target and draft rows of every sequence; rows that stand beside padding are cut off here."""
-    count = len(sequences)
+@dataclass(frozen=True)
+class Sequences:
+    """Target and draft rows of every sequence, and how many of each count: the rest stands beside padding."""
+
+    targets: list[Any]
+    target_counts: list[int]
+    drafts: list[Any]
+    draft_counts: list[int]
+
+
+def as_sequences(targets: Any, drafts: Any, proposed: Drafts) -> Sequences:
+    """The rows of every sequence, none of them looked at."""
+    count, K = len(proposed.tokens), proposed.K
     targets = _each_block(targets, count, "targets")
     drafts = _each_block([None] * count if drafts is None else drafts, count, "drafts")
-    # An array has the rows of K drafts for every sequence, whatever that has drafted.
+    # An array has the rows of K drafts for every sequence, whatever it has drafted.
     target_array, draft_array = (isinstance(v, np.ndarray) and v.ndim == 3 for v in (targets, drafts))
     if target_array and targets.shape[1] not in (K, K + 1):
         raise ValueError(f"targets have {targets.shape[1]} rows for K = {K}; expected {K + 1} or {K}")
     if draft_array and drafts.shape[1] != K:
         raise ValueError(f"drafts have {drafts.shape[1]} rows for K = {K}")
-    target_rows, draft_rows = [], []
-    for b, tokens in enumerate(sequences):
+    each = Sequences([], [], [], [])
+    for b, (tokens, padded) in enumerate(zip(proposed.tokens, proposed.padded, strict=True)):
         with errors_at(f"sequence {b}"):
-            k, target, draft = len(tokens), targets[b], drafts[b]
+            target, draft = targets[b], drafts[b]
+            rows = len(as_rows(target, "target"))
             if target_array:
-                target = target[: k + (targets.shape[1] > K)]
-            elif tokens.padded > k and len(as_rows(target, "target")) == tokens.padded + 1:
-                target = _first_rows(target, k + 1)
-            if draft_array:
-                draft = draft[:k]
-            elif tokens.padded > k and draft is not None and len(as_rows(draft, "draft")) == tokens.padded:
-                draft = _first_rows(draft, k)
-        target_rows.append(target)
-        draft_rows.append(draft)
-    return target_rows, draft_rows
+                rows = len(tokens) + (rows > K)
+            elif rows == padded + 1:
+                rows = len(tokens) + 1
+            each.targets.append(target)
+            each.target_counts.append(rows)
+            rows = 0 if draft is None else len(as_rows(draft, "draft"))
+            each.drafts.append(draft)
+            each.draft_counts.append(len(tokens) if draft_array or rows == padded else rows)
+    return each
 
 
-def _first_rows(rows: Any, count: int) -> Any:
-    return rows[:count] if isinstance(rows, np.ndarray | list | tuple) else as_rows(rows, "rows").first(count)
+def _open_all(targets: Any, drafts: Any, proposed: Drafts, readers: Indexed[Reader]) -> list[Block]:
+    each = as_sequences(targets, drafts, proposed)
+    return [open_one(each, b, tokens, readers[b]) for b, tokens in enumerate(proposed.tokens)]
 
 
-def _open_all(
-    targets: Any, drafts: Any, sequences: list[Drafts], K: int, readers: Indexed[Reader]
-) -> list[Block]:
-    target_rows, draft_rows = rows_of_each(targets, drafts, sequences, K)
-    opened = []
-    for b, tokens in enumerate(sequences):
-        with errors_at(f"sequence {b}"):
-            opened.append(open_block(target_rows[b], draft_rows[b], tokens, readers[b]))
-    return opened
+def open_one(each: Sequences, b: int, tokens: Lazy[int], reader: Reader) -> Block:
+    """The block of sequence b."""
+    with errors_at(f"sequence {b}"):
+        draft = each.drafts[b]
+        return open_block(
+            as_rows(each.targets[b], "target").first(each.target_counts[b]),
+            None if draft is None else as_rows(draft, "draft").first(each.draft_counts[b]),
+            tokens,
+            reader,
+        )
 
 
 def verify_batch(
@@ -547,9 +559,11 @@ def verify_batch(
     """
     chosen = as_rule(rule)
     require_executor(executor)
-    sequences, K = as_batch_tokens(draft_tokens)
-    blocks = _open_all(targets, drafts, sequences, K, [Given()] * len(sequences))
-    return decide_all(blocks, K, chosen, open_streams(len(blocks), rngs, seeds, positions), check_draft)
+    proposed = as_batch_tokens(draft_tokens)
+    blocks = _open_all(targets, drafts, proposed, [Given()] * len(proposed.tokens))
+    return decide_all(
+        blocks, proposed.K, chosen, open_streams(len(blocks), rngs, seeds, positions), check_draft
+    )
 
 
 def verify_batch_from_logits(
@@ -598,15 +612,17 @@ def verify_batch_from_logits(
     """
     chosen = as_rule(rule)
     require_executor(executor)
-    sequences, K = as_batch_tokens(draft_tokens)
-    count = len(sequences)
+    proposed = as_batch_tokens(draft_tokens)
+    count = len(proposed.tokens)
     configs = one_or_each(config, count, "config")
     draft_configs = configs if draft_config is None else one_or_each(draft_config, count, "draft_config")
     counts = one_or_each(token_counts, count, "token_counts")
     overlays = one_or_each(penalty_overlay, count, "penalty_overlay")
     readers = [
         FromLogits(tokens, configs[b], draft_configs[b], counts[b], overlays[b])
-        for b, tokens in enumerate(sequences)
+        for b, tokens in enumerate(proposed.tokens)
     ]
-    blocks = _open_all(target_logits, draft_logits, sequences, K, readers)
-    return decide_all(blocks, K, chosen, open_streams(len(blocks), rngs, seeds, positions), check_draft)
+    blocks = _open_all(target_logits, draft_logits, proposed, readers)
+    return decide_all(
+        blocks, proposed.K, chosen, open_streams(len(blocks), rngs, seeds, positions), check_draft
+    )

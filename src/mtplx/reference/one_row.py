@@ -4,7 +4,7 @@ Design
 ------
 - One row is a one-dimensional, non-empty array of real numbers; `as_row` is the only way in.
 - Sums that *decide* something (nucleus, categorical draw) are sequential, by `numpy.cumsum`.
-  Sums that only normalise are taken by halves (`tree_sum`), which is accurate for equal numbers too.
+  Sums that only normalise are as exact as they can be (`accurate_sum`).
 - All checks come before the first draw, so an error leaves the generator as it was.
 """
 
@@ -84,10 +84,11 @@ def as_array(values: Any, name: str) -> NDArray[Any]:
     custom = array.dtype.kind == "V" and array.dtype.names is None and array.dtype.type is not np.void
     if array.dtype.kind == "O":
         if not all(
-            isinstance(value, int | float | np.number) or hasattr(value, "__float__") for value in array.flat
+            hasattr(value, "__float__") and not isinstance(value, np.complexfloating) for value in array.flat
         ):
             raise TypeError(f"{name} must hold real numbers, not objects")
-        array = array.astype(np.float64)
+        with np.errstate(all="ignore"):
+            array = array.astype(np.float64)
     elif array.dtype.kind not in "biuf" and not custom:
         raise TypeError(f"{name} must hold real numbers, not {array.dtype}")
     return array
@@ -98,7 +99,8 @@ def as_row(values: Any, name: str) -> Float64:
     array = as_array(values, name)
     if array.ndim != 1 or array.size == 0:
         raise ValueError(f"{name} must be one-dimensional and not empty, not of shape {array.shape}")
-    return np.asarray(array, dtype=np.float64)
+    with np.errstate(all="ignore"):  # a number beyond float64 is infinite
+        return np.asarray(array, dtype=np.float64)
 
 
 def as_probabilities(values: Any, name: str) -> Float64:
@@ -152,35 +154,35 @@ def as_top_k(top_k: Any, size: int) -> int:
     return k if 0 < k < size else 0
 
 
-def tree_sum(values: Float64) -> float:
-    """Accurate sum: by halves while it is long, exactly rounded from there.
+def accurate_sum(values: Float64) -> float:
+    """Sum of finite values >= 0 to the last bit or nearly; inf where it overflows.
 
-    Adding equal numbers by halves loses nothing, where a running sum drifts by several ulp.
+    A running sum of equal numbers drifts by several ulp. Here every value is cut at one bit position,
+    chosen such that the sum of the upper parts is exact in any order; of the lower parts, which are
+    smaller than the last bit of the largest value, rounding may take what it likes (S. Rump,
+    "Ultimately fast accurate summation", SIAM J. Sci. Comput. 31, 2009).
     """
-    with np.errstate(over="ignore"):
-        while values.size > 256:
-            half = values.size // 2
-            rest = values[2 * half :]
-            values = values[:half] + values[half : 2 * half]
-            values[: rest.size] += rest
-    try:
-        return math.fsum(values.tolist())
-    except OverflowError:  # finite values whose sum is not
-        return math.inf
+    _, exponent = math.frexp(float(values.max()))
+    cut = math.ldexp(1.5, exponent + values.size.bit_length()) if exponent < 900 else math.inf
+    if math.isinf(cut):
+        return float(values.sum())
+    upper = (values + cut) - cut
+    return float(upper.sum() + (values - upper).sum())
 
 
 def normalised(weights: Float64) -> Float64:
     """`weights` divided by their sum; scaled by a power of two first where the sum overflows."""
-    total = tree_sum(weights)
+    total = accurate_sum(weights)
     if np.isinf(total):
         weights = weights * 2.0**-64
-        total = tree_sum(weights)
-    return weights / total
+        total = accurate_sum(weights)
+    return np.asarray(weights / total)
 
 
 # ---- from logits to a distribution ---------------------------------------------------------------
 
 
+@np.errstate(all="ignore")
 def softmax(logits: ArrayLike, temperature: float = 1.0, *, out: NDArray[Any] | None = None) -> NDArray[Any]:
     """``exp(z) / sum exp(z)`` with ``z = x/T - max(x/T)``.
 
@@ -233,7 +235,7 @@ def softmax(logits: ArrayLike, temperature: float = 1.0, *, out: NDArray[Any] | 
         top = largest / t  # = max(x/T): division rounds monotonically
         z = np.subtract(x / t, top) if np.isfinite(top) else (x - largest) / t
         weights = np.exp(z, out=z)
-        result[:] = np.divide(weights, tree_sum(weights), out=weights)
+        result[:] = np.divide(weights, accurate_sum(weights), out=weights)
     return result
 
 
@@ -286,6 +288,7 @@ def _ranking(row: Float64, k: int) -> NDArray[np.int64]:
     return np.concatenate([above, level[: k - above.size]])
 
 
+@np.errstate(all="ignore")
 def apply_top_p_top_k(
     probs: ArrayLike, top_p: float = 1.0, top_k: int | None = 0, *, out: Float64 | None = None
 ) -> Float64:
@@ -616,6 +619,7 @@ def positive_weights(target_p: Any) -> Weights:
     return None, weights
 
 
+@np.errstate(all="ignore")
 def residual_distribution(target_p: Any, draft_q: Any, *, out: Float64 | None = None) -> Distribution:
     """``norm((p - q)+)``: what a rejected draft is replaced from.
 
@@ -654,7 +658,8 @@ def residual_distribution(target_p: Any, draft_q: Any, *, out: Float64 | None = 
         if out is not None:
             raise ValueError("out is for a dense result, and both distributions are sparse")
         return SparseDistribution(ids, weights, target_p.vocab_size) if positive else target_p
-    result = as_result(out, weights.size, target_p, draft_q)
+    rows = (imported(d, "distribution") for d in (target_p, draft_q) if not isinstance(d, SparseDistribution))
+    result = as_result(out, weights.size, *rows)
     result[:] = normalised(weights)
     return result
 
@@ -699,6 +704,7 @@ def token_at(weights_by_id: Weights, u: float) -> int:
     return place if ids is None else int(ids[place])
 
 
+@np.errstate(all="ignore")
 def sample_from_distribution(probs: Any, rng: Any = None) -> int:
     """Draw one token.
 
@@ -734,6 +740,7 @@ def sample_from_distribution(probs: Any, rng: Any = None) -> int:
     return draw(as_generator(rng), weights)
 
 
+@np.errstate(all="ignore")
 def verify_one_token(target_p: Any, draft_q: Any, draft_token: int, rng: Any = None) -> SpeculativeDecision:
     """Keep the drafted token, or replace it such that the emitted law is exactly the target's.
 
@@ -805,6 +812,7 @@ def _checked(distribution: Any, name: str) -> Distribution:
     )
 
 
+@np.errstate(all="ignore")
 def speculative_output_marginal(target_p: Any, draft_q: Any) -> Float64:
     """The exact law of the token that one verification emits, the draft being drawn from `draft_q`.
 
@@ -844,6 +852,7 @@ def speculative_output_marginal(target_p: Any, draft_q: Any) -> Float64:
     return np.asarray(shared + (1.0 - shared.sum()) * (residual / mass if mass > 0.0 else p))
 
 
+@np.errstate(all="ignore")
 def total_variation(p: Any, q: Any) -> float:
     """``sum (p - q)+``: the distance in total variation of two distributions.
 
@@ -869,6 +878,7 @@ def total_variation(p: Any, q: Any) -> float:
     return float(differences.sum()) if positive else 0.0
 
 
+@np.errstate(all="ignore")
 def distribution_entropy(distribution: Any) -> float:
     """Shannon entropy in nats, over the positive entries, after normalisation.
 

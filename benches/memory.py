@@ -1,0 +1,121 @@
+"""Peak memory of each call beyond its result. Linux only.
+
+    python benches/memory.py
+    python benches/memory.py --only top-k --vocab 8000000
+    python benches/memory.py --reference            NumPy's, which must show its temporary rows
+
+Two measures, since neither sees everything: tracemalloc counts what Python and NumPy allocate, the growth of
+the resident set (VmHWM, reset just before the call) also what the core takes from malloc itself. Every row of
+`mtplx bench` runs in a process of its own, in which malloc returns to the system at once what is freed, so
+that nothing freed earlier is reused unseen.
+
+A call must need no more than its result and a few numbers per block of 64 elements where it streams, or
+another row or two where its result is dense. Linux counts resident pages in batches, so that 300 KiB more or
+less mean nothing: rows are of two million elements, and 384 KiB are allowed besides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import json
+import os
+import subprocess
+import sys
+import tracemalloc
+from typing import Any
+
+import numpy as np
+
+from mtplx import bench, reference, sampling
+
+UNCOUNTED = 384 << 10
+STREAMED, DENSE = 0.5, 16.0  # bytes per element beyond the result
+
+# The environment in which freed memory is not kept.
+PROMPT = {"MALLOC_MMAP_THRESHOLD_": "16384", "MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_TOP_PAD_": "0"}
+
+
+def result_bytes(result: Any) -> int:
+    if isinstance(result, np.ndarray):
+        return result.nbytes
+    if isinstance(result, sampling.SparseDistribution):
+        return int(result.token_ids.nbytes + result.probs.nbytes)
+    return 0
+
+
+def resident(field: str) -> int:
+    with open("/proc/self/status", encoding="ascii") as lines:
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith(field))
+
+
+def work(name: str, kind: str, vocab: int, face: str) -> None:
+    (row,) = (row for row in bench.ROWS if row.name == name)
+    call = row.build(
+        {"compiled": sampling, "reference": reference}[face], *row.make(kind, row.vocab or vocab)
+    )
+    size = result_bytes(call())
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    result = call()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    del result
+    gc.collect()
+    resident("VmRSS")  # so that reading it the next time allocates nothing new
+    ctypes.CDLL(None).malloc_trim(0)
+    with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
+        file.write("5")  # VmHWM starts from here
+    start = resident("VmRSS")
+    result = call()
+    grown = resident("VmHWM") - start
+    # A row that is written to `out` allocates no result.
+    inside = any(
+        isinstance(value, np.ndarray) and value is result for value in getattr(call, "keywords", {}).values()
+    )
+    size = 0 if inside else size
+    print(json.dumps({"result": size, "traced": peak - before - size, "resident": grown - size}))
+
+
+def allowed(row: bench.Row, vocab: int, result: int) -> float:
+    dense = result >= 8 * (row.vocab or vocab) or "to float32" in row.name
+    return UNCOUNTED + (DENSE if dense else STREAMED) * (row.vocab or vocab)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--only", default="", metavar="PART", help="rows with this in their name")
+    parser.add_argument("--vocab", type=int, default=2_000_000)
+    parser.add_argument("--reference", action="store_true", help="the reference instead of the core")
+    parser.add_argument("--work", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.work:
+        work(**json.loads(options.work))
+        return
+    face = "reference" if options.reference else "compiled"
+    print(f"{face}, KiB, V = {options.vocab:,}; beyond the result.\n")
+    print("| kernel | input | result | tracemalloc | resident | allowed | within |")
+    print("| --- | --- | ---: | ---: | ---: | ---: | ---: |")
+    for row in bench.ROWS:
+        if options.only.casefold() not in row.name.casefold():
+            continue
+        for kind in (*row.kinds, *(("tied", "two values") if row.worst else ())):
+            request = json.dumps({"name": row.name, "kind": kind, "vocab": options.vocab, "face": face})
+            done = subprocess.run(
+                [sys.executable, __file__, "--work", request],
+                env={**os.environ, **PROMPT, "OPENBLAS_NUM_THREADS": "1"},
+                stdout=subprocess.PIPE,
+                text=True,
+                check=True,
+            )
+            found = json.loads(done.stdout)
+            limit = allowed(row, options.vocab, found["result"])
+            within = "yes" if max(found["traced"], found["resident"]) <= limit else "NO"
+            cells = [found["result"], found["traced"], found["resident"], limit]
+            numbers = " | ".join(f"{value / 1024:,.0f}" for value in cells)
+            print(f"| {row.name} | {kind} | {numbers} | {within} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

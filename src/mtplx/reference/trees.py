@@ -1,0 +1,535 @@
+"""Trees of drafts: several candidates for a position, verified in one call.
+
+Design
+------
+A rule is a class whose objects stand for *one node of the tree, some of whose children were rejected*.
+The methods are functions of rows and tokens alone and none of them draws: the threshold that a coin is
+compared with, the node after one more rejection, the weights that the next token is drawn from.
+`verify_tree` walks over such nodes with a stream of uniforms; `mtplx.oracle` walks over the very same
+ones and multiplies by the threshold where `verify_tree` tosses a coin.
+
+=============== ================= ========= =======================================================
+rule            node              order     a tested child is kept with probability
+=============== ================= ========= =======================================================
+``"recursive"`` `RecursiveNode`   top down  ``min(1, p(x)/q(x))``, p what earlier siblings left over
+``"kseq"``      `KSeqNode`        top down  ``min(1, p(x)/(r q(x)))``, one r for all siblings
+``"traversal"`` `TraversalNode`   bottom up ``min(1, P p(x)/q(x))``, P the same of the path above it
+=============== ================= ========= =======================================================
+
+*Top down*: the children of the context are tested in index order; the first that is kept becomes the
+node whose children are tested next. *Bottom up*: first children are followed to a leaf, which is tested
+first; a leaf that fails is removed, its parent accounts for the failure in its own row and goes on with
+its next child, or is tested itself when none is left. The context is kept without a test.
+
+On a tree that is a chain, ``"recursive"`` is ``verify_block`` with the rule ``"exact"``, draw for draw,
+and ``"traversal"`` has the thresholds of ``"block"`` (it draws its coins one by one, from the end).
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from mtplx.decisions import TokenTree, TreeDecision, TreeRule, as_tree_rule
+from mtplx.distributions import Distribution, SparseDistribution, errors_at
+from mtplx.reference.one_row import (
+    Float64,
+    Weights,
+    _positive_part,
+    acceptance_probability,
+    as_dense,
+    as_probabilities,
+    correction_weights,
+    normalised,
+    positive_differences,
+    probability_of,
+    require_same_length,
+    weights_of,
+)
+from mtplx.reference.rows import Indexed, as_distributions, vocabulary
+from mtplx.reference.rules import accepted_by, block_keep_probability, prefix_acceptance
+from mtplx.reference.streams import (
+    BONUS_LANE,
+    CORRECTION_LANE,
+    NODE_LANE,
+    GeneratorStream,
+    KeyedStream,
+    Stream,
+)
+
+# ---- the rules, one node at a time ---------------------------------------------------------------
+
+
+class TreeNode(Protocol):
+    """A node with children, the first few of which were rejected."""
+
+    @property
+    def target(self) -> Distribution:
+        """p of the next test."""
+
+    @property
+    def draft(self) -> Distribution | None:
+        """q of the next child."""
+
+    def child_probability(self, token: int) -> float:
+        """What the coin of the next child is compared with (bottom up: unless its own children fail)."""
+
+    def rejected(self, token: int) -> TreeNode:
+        """The node once its next child, which holds `token`, is rejected too."""
+
+    def weights(self) -> Weights:
+        """What the next token is drawn from if the path ends here, undivided."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecursiveNode:
+    """Every child is one round of speculative sampling, against what the rounds before left of p.
+
+    Parameters
+    ----------
+    target : Distribution
+        p: the target's row, then ``norm((p - q)+)`` after each rejection.
+    draft : Distribution or None
+        q of the next child. None once children without replacement have used it up.
+    replacement : bool
+        Whether siblings were drawn independently; if not, a rejected token is taken out of q.
+    left : Weights or None
+        ``(p - q)+`` of the last rejection before division: what corrections are drawn from.
+
+    Examples
+    --------
+    >>> node = RecursiveNode(np.array([0.5, 0.5, 0.0]), np.array([0.0, 0.75, 0.25]), True)
+    >>> node.child_probability(1)
+    0.6666666666666666
+    >>> node.rejected(1).child_probability(1)
+    0.0
+    """
+
+    target: Distribution
+    draft: Distribution | None
+    replacement: bool
+    left: Weights | None = None
+
+    def child_probability(self, token: int) -> float:
+        if self.draft is None:
+            return prefix_acceptance(1.0, probability_of(self.target, token, "target_p"), 0.0)
+        return acceptance_probability(self.target, self.draft, token)
+
+    def rejected(self, token: int) -> RecursiveNode:
+        if self.draft is None:  # p - 0 is p
+            return self
+        left, positive = correction_weights(self.target, self.draft)
+        return replace(
+            self,
+            target=_divided(left, self.target) if positive else self.target,
+            draft=self.draft if self.replacement else _without(self.draft, token),
+            left=left,
+        )
+
+    def weights(self) -> Weights:
+        return weights_of(self.target, "target_p") if self.left is None else self.left
+
+
+@dataclass(frozen=True, slots=True)
+class KSeqNode:
+    """Every child is kept with ``min(1, p(x)/(r q(x)))``: k equal rounds that never take more than p.
+
+    Parameters
+    ----------
+    target, draft : ndarray of float64, shape (V,)
+        p and q. They stay what they are: siblings are independent and tested against the same rows.
+    division : float
+        r, in [1, k]; the smallest with ``rounds <= r``.
+    rounds : float
+        ``(1 - (1 - beta)^k)/beta`` with ``beta = sum min(p/r, q)``, the expected number of tested children.
+
+    Examples
+    --------
+    >>> node = KSeqNode.open(np.array([1.0, 0.0]), np.array([0.5, 0.5]), 2)
+    >>> node.division, node.child_probability(0), node.weights()
+    (1.5, 1.0, (None, array([0.25, 0.  ])))
+    """
+
+    target: Float64
+    draft: Float64
+    division: float
+    rounds: float
+
+    @classmethod
+    def open(cls, target: Distribution, draft: Distribution, siblings: int) -> KSeqNode:
+        """Find r by bisection of [1, k] down to adjacent numbers; r is the upper one.
+
+        ``1 - (1 - beta)^k = r beta`` is solved with both sides divided by beta. The left one is then
+        ``sum_{j < k} (1 - beta)^j``, without a difference of nearly equal numbers, and defined where
+        beta is 0. Sums over V are sequential.
+        """
+        p, q = _dense_pair(target, draft)
+
+        def rounds(r: float) -> float:
+            failure = max(0.0, 1.0 - float(np.cumsum(np.minimum(p / r, q))[-1]))
+            total = 1.0
+            for _ in range(siblings - 1):
+                total = total * failure + 1.0
+            return total
+
+        low, high = 1.0, float(siblings)
+        if rounds(low) <= low:
+            high = low
+        while math.nextafter(low, math.inf) < high:
+            middle = low + 0.5 * (high - low)
+            if rounds(middle) > middle:
+                low = middle
+            else:
+                high = middle
+        # At the upper end rounds <= r, so that min(p/r, q) * rounds nowhere takes more than p.
+        return cls(p, q, high, rounds(high))
+
+    def child_probability(self, token: int) -> float:
+        p = probability_of(self.target, token, "target_p")
+        return prefix_acceptance(1.0, p, self.division * probability_of(self.draft, token, "draft_q"))
+
+    def rejected(self, token: int) -> KSeqNode:
+        return self
+
+    def weights(self) -> Weights:
+        taken = np.minimum(self.target / self.division, self.draft) * self.rounds
+        left, positive = _positive_part(self.target - taken)
+        return None, left if positive else self.target
+
+
+@dataclass(frozen=True, slots=True)
+class TraversalNode:
+    """A node that carries how likely the whole path to it is kept, and tests its children before itself.
+
+    Parameters
+    ----------
+    target : Distribution
+        p: the target's row, then ``norm((P p - q)+)`` after each rejection that left something.
+    draft : Distribution or None
+        As in `RecursiveNode`.
+    replacement : bool
+        As in `RecursiveNode`.
+    reach : float
+        P of the path to this node: 1 at the context, ``min(1, P(parent) p(x)/q(x))`` when it is entered,
+        ``R/(R + 1 - P)`` with ``R = sum (P p - q)+`` after each rejection.
+    left : Weights or None
+        ``(P p - q)+`` of the last rejection that left something, before division.
+
+    Examples
+    --------
+    >>> node = TraversalNode(np.array([0.5, 0.5]), np.array([0.0, 1.0]), True, 0.5)
+    >>> node.child_probability(1), node.rejected(1).reach
+    (0.25, 0.3333333333333333)
+    """
+
+    target: Distribution
+    draft: Distribution | None
+    replacement: bool
+    reach: float = 1.0
+    left: Weights | None = None
+
+    def child_probability(self, token: int) -> float:
+        p = probability_of(self.target, token, "target_p")
+        q = 0.0 if self.draft is None else probability_of(self.draft, token, "draft_q")
+        return prefix_acceptance(self.reach, p, q)
+
+    def rejected(self, token: int) -> TraversalNode:
+        if self.draft is None:  # R = P: nothing changes
+            return self
+        left, positive = positive_differences(self.target, self.draft, self.reach)
+        return replace(
+            self,
+            target=_divided(left, self.target) if positive else self.target,
+            draft=self.draft if self.replacement else _without(self.draft, token),
+            reach=block_keep_probability(self.target, self.draft, self.reach),
+            left=left if positive else self.left,
+        )
+
+    def weights(self) -> Weights:
+        return weights_of(self.target, "target_p") if self.left is None else self.left
+
+
+def open_node(
+    rule: TreeRule,
+    target: Distribution,
+    draft: Distribution,
+    siblings: int,
+    replacement: bool,
+) -> RecursiveNode | KSeqNode:
+    """A node of a top-down rule with `siblings` children, none of which was tested yet."""
+    if rule == "kseq":
+        return KSeqNode.open(target, draft, siblings)
+    return RecursiveNode(target, draft, replacement)
+
+
+def _divided(weights: Weights, like: Distribution) -> Distribution:
+    ids, values = weights
+    if ids is None:
+        return normalised(values)
+    return SparseDistribution(ids, values, vocabulary(like))
+
+
+def _without(draft: Distribution, token: int) -> Distribution | None:
+    """What siblings without replacement are drawn from once `token` was; None if that is nothing."""
+    if isinstance(draft, SparseDistribution):
+        others = draft.token_ids != token
+        ids, weights = draft.token_ids[others], draft.probs[others]
+        return SparseDistribution(ids, weights, draft.vocab_size) if weights.any() else None
+    row = np.array(as_dense(draft, "draft_q"))
+    row[token] = 0.0
+    return normalised(row) if row.any() else None
+
+
+def _dense_pair(target: Distribution, draft: Distribution) -> tuple[Float64, Float64]:
+    """Both rows as arrays of one length; sparse ones may differ in it."""
+    size = max(vocabulary(target), vocabulary(draft))
+    p, q = (
+        np.pad(as_probabilities(as_dense(row, name), name), (0, size - vocabulary(row)))
+        for row, name in ((target, "target_p"), (draft, "draft_q"))
+    )
+    return p, q
+
+
+def _require_drawable(target: Distribution, draft: Distribution | None, token: int) -> None:
+    q = 0.0 if draft is None else probability_of(draft, token, "draft_q")
+    if q == 0.0 < probability_of(target, token, "target_p"):
+        raise ValueError(f"token {token} cannot have been drafted from draft_q, where its probability is 0")
+
+
+# ---- the walk ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """A tree with its rows: what a walk reads. Row 0 belongs to the context, row i + 1 to node i."""
+
+    tokens: Indexed[int]
+    children: list[list[int]]
+    target: Indexed[Distribution]
+    draft: Indexed[Distribution]
+    check_draft: bool
+
+    def rows(self, node: int) -> tuple[Distribution, Distribution]:
+        with errors_at(f"row {node + 1}"):
+            p, q = self.target[node + 1], self.draft[node + 1]
+            require_same_length(p, q)
+        return p, q
+
+    def threshold(self, node: int, state: TreeNode, child: int) -> float:
+        token = self.tokens[child]
+        with errors_at(f"row {node + 1}"):
+            if self.check_draft:
+                _require_drawable(state.target, state.draft, token)
+            return state.child_probability(token)
+
+    def weights(self, node: int, state: TreeNode | None) -> Weights:
+        with errors_at(f"row {node + 1}"):
+            return weights_of(self.target[node + 1], "target_p") if state is None else state.weights()
+
+
+Walk = tuple[list[int], TreeNode | None]
+"""The accepted path, and the node where it ends after its children were rejected (None: it has none)."""
+
+
+def _top_down(drafted: Drafted, rule: TreeRule, replacement: bool, stream: Stream) -> Walk:
+    path: list[int] = []
+    node = -1
+    while children := drafted.children[node + 1]:
+        p, q = drafted.rows(node)
+        with errors_at(f"row {node + 1}"):
+            state: TreeNode = open_node(rule, p, q, len(children), replacement)
+        for child in children:
+            threshold = drafted.threshold(node, state, child)
+            with errors_at(f"row {node + 1}"):
+                # A child sure to be rejected: what can fail then, fails before the coin.
+                after = state.rejected(drafted.tokens[child]) if threshold == 0.0 else None
+                if accepted_by(stream.coin(NODE_LANE + child), threshold):
+                    path.append(child)
+                    break
+                state = state.rejected(drafted.tokens[child]) if after is None else after
+        else:
+            return path, state
+        node = path[-1]
+    return path, None
+
+
+@dataclass
+class _Step:
+    """A node on the path that is followed, and how likely the path to it is kept by now."""
+
+    node: int
+    reach: float
+    state: TraversalNode | None
+    tested_children: int = 0
+
+
+def _bottom_up(drafted: Drafted, replacement: bool, stream: Stream) -> Walk:
+    # A list of steps in place of recursion: a path may be longer than Python's stack.
+    def entered(node: int, reach: float) -> _Step:
+        if not drafted.children[node + 1]:
+            return _Step(node, reach, None)
+        p, q = drafted.rows(node)
+        return _Step(node, reach, TraversalNode(p, q, replacement, reach))
+
+    steps = [entered(-1, 1.0)]
+    while True:
+        here = steps[-1]
+        children = drafted.children[here.node + 1]
+        if here.state is not None and here.tested_children < len(children):
+            child = children[here.tested_children]
+            steps.append(entered(child, drafted.threshold(here.node, here.state, child)))
+        elif here.node == -1 or accepted_by(stream.coin(NODE_LANE + here.node), here.reach):
+            return [step.node for step in steps[1:]], here.state
+        else:
+            steps.pop()
+            above = steps[-1]
+            assert above.state is not None  # it has a child
+            with errors_at(f"row {above.node + 1}"):
+                above.state = above.state.rejected(drafted.tokens[here.node])
+            above.reach = above.state.reach
+            above.tested_children += 1
+
+
+def decide(drafted: Drafted, rule: TreeRule, replacement: bool, stream: Stream) -> TreeDecision:
+    """Verify one tree: a path, then one token."""
+    with stream.held():
+        if rule == "traversal":
+            path, state = _bottom_up(drafted, replacement, stream)
+        else:
+            path, state = _top_down(drafted, rule, replacement, stream)
+        weights = drafted.weights(path[-1] if path else -1, state)
+        last = stream.token(BONUS_LANE if state is None else CORRECTION_LANE, weights)
+    tokens = [drafted.tokens[node] for node in path] + [last]
+    return TreeDecision(
+        np.array(tokens, dtype=np.int64), np.array(path, dtype=np.int64), len(path), state is None
+    )
+
+
+# ---- what comes in -------------------------------------------------------------------------------
+
+
+def _stream(rng: Any, seed: int | None, position: int | None) -> Stream:
+    if (seed is None) != (position is None):
+        raise ValueError("seed and position are given together or not at all")
+    if seed is None or position is None:
+        return GeneratorStream(rng)
+    if rng is not None:
+        raise ValueError("either rng or seed and position are given, not both")
+    keys = operator.index(seed), operator.index(position)
+    for key, name, bound in zip(keys, ("seed", "position"), (1 << 64, 1 << 63), strict=True):
+        if not 0 <= key < bound:
+            raise ValueError(f"{name} must be in [0, {bound}), not {key}")
+    return KeyedStream(*keys)
+
+
+def _opened(target: Any, draft: Any, tree: Any, check_draft: bool) -> Drafted:
+    """Check all that can be checked without reading a row, and the ids against V."""
+    if not isinstance(tree, TokenTree):
+        raise TypeError(f"tree must be a TokenTree, not {type(tree).__name__}")
+    n = len(tree)
+    targets, drafts = as_distributions(target, "target"), as_distributions(draft, "draft")
+    for rows, name in ((targets, "target"), (drafts, "draft")):
+        if len(rows) != n + 1:
+            raise ValueError(f"{name} has {len(rows)} rows for {n} drafts; expected {n + 1}")
+    with errors_at("row 0"):
+        first = targets[0]
+    # A sparse row has probability 0 for ids that it does not know, also for those beyond V.
+    if n and not isinstance(first, SparseDistribution) and tree.tokens.max() >= first.size:
+        node = int(tree.tokens.argmax())
+        raise IndexError(f"node {node} has the token {tree.tokens[node]}, outside [0, {first.size})")
+    children: list[list[int]] = [[] for _ in range(n + 1)]
+    for node, parent in enumerate(tree.parents.tolist()):
+        children[parent + 1].append(node)
+    return Drafted(tree.tokens.tolist(), children, targets, drafts, check_draft)
+
+
+def verify_tree(
+    target: Any,
+    draft: Any,
+    tree: TokenTree,
+    rng: Any = None,
+    *,
+    rule: TreeRule = "recursive",
+    replacement: bool = True,
+    check_draft: bool = False,
+    seed: int | None = None,
+    position: int | None = None,
+) -> TreeDecision:
+    """Keep a path of drafted tokens from the context downwards and draw the token that follows it.
+
+    Parameters
+    ----------
+    target : array_like of float, shape (n + 1, V), BatchedSparseDistributions, or sequence of n + 1
+        The target's rows: row 0 after the context, row i + 1 after node i. Entries of a sequence may be
+        dense or sparse, mixed freely.
+    draft : like `target`
+        The rows that the children were drawn from: those of the context from row 0, those of node i
+        from row i + 1. Rows of nodes without children are not looked at.
+    tree : TokenTree
+        n drafted tokens; none: one draw from row 0.
+    rng : numpy.random.Generator, or any object with ``random()`` and ``choice(ids, p=...)``, optional
+        As in `verify_one_token`.
+    rule : {"recursive", "kseq", "traversal"}
+        See `mtplx.reference.trees`.
+    replacement : bool
+        How siblings were drawn: independently from one row, or without replacement, each from what the
+        ones before it left of the row. The wrong answer gives a wrong law.
+    check_draft : bool
+        Whether a tested draft with ``q(x) = 0 < p(x)`` is an error. It is accepted otherwise, though it
+        cannot have been drawn from q.
+    seed, position : int, optional
+        Instead of `rng`: a keyed stream, as in `verify_batch`. The coin of node i is lane 2**33 + i, the
+        correction lane 2**32, the bonus token lane 2**32 + 1.
+
+    Returns
+    -------
+    TreeDecision
+
+    Raises
+    ------
+    ValueError
+        Another number of rows; an unknown rule; ``"kseq"`` without replacement; `seed` without
+        `position`, or beside `rng`; `check_draft`.
+    IndexError
+        A token outside [0, V).
+    TypeError
+        `tree` is no `TokenTree`; `rng` has not the two methods.
+    ValueError, TypeError
+        As in `verify_one_token` and `sample_from_distribution`, for rows that are reached, before the
+        draw that needs them. The message names the row. All other errors come before the first draw.
+
+    Notes
+    -----
+    Draws: one number a tested node, in the order of the tests, then one for the last token. ``"recursive"``
+    and ``"kseq"`` test the children of the context in index order up to the first that is accepted, then
+    its children, and so on. ``"traversal"`` tests the node at the end of the path of first children, then
+    follows the next sibling of a node that failed down its own first children, and tests a parent after
+    its last child; the context is not tested.
+
+    A draft row that children without replacement have used up (more siblings than tokens with positive
+    probability) counts as 0 everywhere: such a child cannot have been drawn, and is accepted by
+    definition if its p(x) is positive.
+
+    References
+    ----------
+    ``"recursive"``: X. Miao et al., "SpecInfer" (arXiv:2305.09781). ``"kseq"``: Z. Sun et al., "SpecTr"
+    (arXiv:2310.15141). ``"traversal"``: Y. Weng et al., "Traversal verification" (arXiv:2505.12398).
+
+    Examples
+    --------
+    Of the two candidates for the next token, the target holds the second for impossible and the first
+    for certain; after it, there is one draft, which cannot be:
+
+    >>> tree = TokenTree([1, 0, 0], [-1, -1, 0])
+    >>> target = [[0.0, 1.0], [0.0, 1.0], [1.0, 0.0], [1.0, 0.0]]
+    >>> draft = [[0.5, 0.5]] * 4
+    >>> verify_tree(target, draft, tree)
+    TreeDecision(tokens=array([1, 1]), path=array([0]), accepted=1, bonus=False)
+    """
+    chosen = as_tree_rule(rule, replacement)
+    drafted = _opened(target, draft, tree, check_draft)
+    return decide(drafted, chosen, bool(replacement), _stream(rng, seed, position))
