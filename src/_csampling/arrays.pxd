@@ -33,6 +33,9 @@ cdef object open_row(object values, str name, Row *row)
 # what it must not overlap.
 cdef cnp.ndarray open_out(object out, Py_ssize_t n, tuple inputs, bint float32_too=*)
 
+# An array or an array of another library on the CPU, of whatever dtype, without a copy.
+cdef object imported(object values, str name)
+
 # Rows as they are given, as an array; sequences of rows stay what they are.
 cdef object as_rows_array(object rows, str name)
 

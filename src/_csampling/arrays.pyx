@@ -7,6 +7,7 @@ byte-swapped row is copied in its own type, never to float64.
 """
 
 import operator
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -25,13 +26,18 @@ cdef extern from "Python.h":
     bint PyLong_CheckExact(object value)
 
 
-cdef object as_array(object values, str name):
+cdef object imported(object values, str name):
+    """An array or an array of another library on the CPU, of whatever dtype, without a copy."""
     if not hasattr(values, "__array__") and hasattr(values, "__dlpack__"):
         try:
             values = np.from_dlpack(values)
         except (BufferError, RuntimeError) as error:
             raise TypeError(f"{name} cannot be read as a CPU array: {error}") from error
-    array = np.asarray(values)
+    return np.asarray(values)
+
+
+cdef object as_array(object values, str name):
+    array = imported(values, name)
     kind = array.dtype.kind
     if kind == "f" or kind in "biu":
         return array
@@ -48,13 +54,12 @@ cdef object as_array(object values, str name):
 
 cdef object as_rows_array(object rows, str name):
     if not (hasattr(rows, "__array__") or hasattr(rows, "__dlpack__")):
-        if isinstance(rows, (str, bytes)) or not (hasattr(rows, "__len__") and hasattr(rows, "__getitem__")):
+        if isinstance(rows, (str, bytes, Mapping)) or not (
+                hasattr(rows, "__len__") and hasattr(rows, "__getitem__")):
             raise TypeError(f"{name} must be an array or a sequence of rows, not {type(rows).__name__}")
         return rows
-    if isinstance(rows, np.ndarray) and rows.dtype.kind == "O":
-        return rows
-    rows = as_array(rows, name)
-    if rows.ndim != 2 and not (rows.ndim == 1 and rows.size == 0):
+    rows = imported(rows, name)
+    if rows.ndim != 2 and not (rows.ndim == 1 and (rows.size == 0 or rows.dtype.kind == "O")):
         raise ValueError(f"{name} must be rows, of shape (N, V), not of shape {rows.shape}")
     return rows
 

@@ -28,10 +28,12 @@ from mtplx._csampling.arrays cimport (
     F64,
     Row,
     as_rows_array,
+    bad_probabilities,
     doubles,
     element,
     id_within,
     ids_of,
+    imported,
     new_doubles,
     new_ids,
     open_row,
@@ -594,7 +596,7 @@ cdef class OpenBlock:
         cdef Py_ssize_t i, K
         if not isinstance(draft_tokens, (list, tuple)):
             if hasattr(draft_tokens, "__array__") or hasattr(draft_tokens, "__dlpack__"):
-                draft_tokens = np.asarray(draft_tokens)
+                draft_tokens = imported(draft_tokens, "draft_tokens")
                 if draft_tokens.ndim != 1:
                     raise ValueError("draft_tokens must be one-dimensional, "
                                      f"not of shape {draft_tokens.shape}")
@@ -715,7 +717,10 @@ cdef class OpenBlock:
         if self.block.status == NO_ROOM:
             return MemoryError(), ""
         if self.block.status == BAD_ID:
-            return IndexError(f"token id {failure.token} is outside [0, {failure.n})"), row
+            token = failure.token
+            if self.unreadable is not NULL and self.unreadable[failure.row]:
+                token = operator.index((<object>self.block.given_tokens)[failure.row])
+            return IndexError(f"token id {token} is outside [0, {failure.n})"), row
         if self.block.status == BAD_LENGTH:
             return ValueError(f"target_p has {failure.n} entries, draft_q {failure.m}"), row
         if self.block.status == BAD_VALUE and failure.value < 0.0 and self.block.check_draft:
@@ -728,7 +733,7 @@ cdef class OpenBlock:
             return ValueError("neither the residual nor target_p has positive mass"), row
         if self.block.status == BAD_LOGITS:
             return bad_logits(self.row_values(failure), "softmax"), row
-        return ValueError(f"{side} must be finite, not negative, and somewhere positive"), row
+        return bad_probabilities(self.row_values(failure), side), row
 
     cdef object row_values(self, Failure *failure):
         cdef Side *side = &self.block.draft if failure.of_draft else &self.block.target
@@ -781,7 +786,10 @@ def verify_block(target, draft, draft_tokens, generator, str rule, bint check_dr
     cdef Workspace space
     opened.open(target, -1, draft, -1, draft_tokens, rule, check_draft, from_logits)
     if from_logits:
-        opened.configure(config, draft_config, token_counts, penalty_overlay)
+        try:
+            opened.configure(config, draft_config, token_counts, penalty_overlay)
+        except Exception as error:
+            return error, "row 0"
     attach_stream(opened, generator)
     memset(&space, 0, sizeof(Workspace))
     lock = opened.generator.lock
@@ -808,13 +816,15 @@ def open_blocks(list targets, list target_counts, list drafts, list draft_counts
     cdef Py_ssize_t b
     for b in range(len(targets)):
         opened = OpenBlock.__new__(OpenBlock)
+        where = ""
         try:
             opened.open(targets[b], target_counts[b], drafts[b], draft_counts[b], tokens[b], rule,
                         check_draft, from_logits)
             if from_logits:
+                where = "row 0"
                 opened.configure(configs[b], draft_configs[b], counts[b], overlays[b])
         except Exception as error:
-            return error, "", b
+            return error, where, b
         if type(streams[b]) is tuple:
             opened.block.stream.seed = streams[b][0]
             opened.block.stream.position = streams[b][1]
