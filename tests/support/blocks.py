@@ -11,9 +11,9 @@ import math
 
 import numpy as np
 import pytest
+from mtplx._csampling import dispatch
 
 from mtplx import batch, reference, verification
-from mtplx._csampling import dispatch
 from mtplx.decisions import Cascade, Typical
 from mtplx.distributions import BatchedSparseDistributions, SparseDistribution
 
