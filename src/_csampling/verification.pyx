@@ -168,7 +168,7 @@ cdef problem open_object(Block *block, const Side *side, Py_ssize_t i, View *vie
                 view.n = view.row.n
         (<list>side.kept).append(row)
         return FINE
-    except Exception as error:
+    except BaseException as error:  # a KeyboardInterrupt in the caller's code too
         return note_exception(block, error)
 
 
@@ -262,7 +262,7 @@ cdef problem read_token_object(Block *block, Py_ssize_t i, int64_t *token) noexc
         # Out of any vocabulary: -1 stands for all of these.
         token[0] = index if 0 <= index < (1 << 62) else -1
         return FINE
-    except Exception as error:
+    except BaseException as error:  # a KeyboardInterrupt in the caller's code too
         return note_exception(block, error)
 
 

@@ -37,14 +37,16 @@ from __future__ import annotations
 import importlib
 import math
 import operator
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
+from types import SimpleNamespace
 from typing import Any, Literal, Protocol, TypeVar, cast
 
 import numpy as np
 
-from mtplx.distributions import Distribution, SamplerConfig, SparseDistribution, SpeculativeDecision
+from mtplx.decisions import BlockDecision, Rule, as_rule
+from mtplx.distributions import Distribution, SamplerConfig, SparseDistribution
 
 __all__ = [
     "DepthPolicy",
@@ -131,18 +133,24 @@ class _Backend(Protocol):
 
     def sample_from_distribution(self, probs: Distribution, rng: np.random.Generator) -> int: ...
 
-    def verify_one_token(
-        self, target_p: Distribution, draft_q: Distribution, draft_token: int, rng: np.random.Generator
-    ) -> SpeculativeDecision: ...
+    def verify_block(
+        self, target: Any, draft: Any, draft_tokens: Sequence[int], rng: np.random.Generator, *, rule: Rule
+    ) -> BlockDecision: ...
 
 
-_BACKENDS = {"compiled": "mtplx.sampling", "reference": "mtplx.reference"}
+_BACKENDS = {
+    "compiled": ("mtplx.sampling", "mtplx.verification"),
+    "reference": ("mtplx.reference", "mtplx.reference"),
+}
 
 
 def _load_backend(name: str) -> _Backend:
     if name not in _BACKENDS:
         raise ValueError(f"unknown backend {name!r}; known are {', '.join(map(repr, _BACKENDS))}")
-    return cast(_Backend, importlib.import_module(_BACKENDS[name]))
+    sampling, verification = map(importlib.import_module, _BACKENDS[name])
+    names = ("distribution_from_logits", "sparse_distribution_from_logits", "sample_from_distribution")
+    functions = {function: getattr(sampling, function) for function in names}
+    return cast(_Backend, SimpleNamespace(**functions, verify_block=verification.verify_block))
 
 
 def _distribution(
@@ -392,38 +400,41 @@ class _Block:
     token_counts: dict[int, int] | None
 
 
-_Rule = Callable[[_Backend, _Block, SamplerConfig, np.random.Generator], _Verdict]
+class _TargetRows:
+    """The target's rows as distributions, each computed when the rule reaches it.
 
+    Row i sees the completion before the block and the drafts before i.
+    """
 
-def _verify_exact(
-    backend: _Backend, block: _Block, config: SamplerConfig, rng: np.random.Generator
-) -> _Verdict:
-    """Test draft after draft; rows behind the first rejection are never turned into distributions."""
-    counts = None if block.token_counts is None else dict(block.token_counts)
-    probabilities: list[float] = []
-    for i, token in enumerate(block.drafts):
-        logits = block.target_logits[i]
-        target_p = _distribution(backend, logits, config, counts)
-        draft_q: Distribution
-        if block.draft_rows is None:
-            draft_q = SparseDistribution.one_hot(token, len(logits))
-        else:
-            draft_q = block.draft_rows[i]
-        decision = backend.verify_one_token(target_p, draft_q, token, rng)
-        probabilities.append(decision.accept_probability)
-        if not decision.accepted:
-            return _Verdict([*block.drafts[:i], decision.token_id], i, probabilities, "correction")
+    def __init__(self, backend: _Backend, block: _Block, config: SamplerConfig) -> None:
+        self._backend = backend
+        self._block = block
+        self._config = config
+
+    def __len__(self) -> int:
+        return len(self._block.target_logits)
+
+    def __getitem__(self, i: int) -> Distribution:
+        counts = self._block.token_counts
         if counts is not None:
-            counts[token] = counts.get(token, 0) + 1
-    depth = len(block.drafts)
-    if len(block.target_logits) == depth:
-        return _Verdict(block.drafts, depth, probabilities, None)
-    target_p = _distribution(backend, block.target_logits[depth], config, counts)
-    bonus = backend.sample_from_distribution(target_p, rng)
-    return _Verdict([*block.drafts, bonus], depth, probabilities, "bonus")
+            counts = dict(counts)
+            for token in self._block.drafts[:i]:
+                counts[token] = counts.get(token, 0) + 1
+        return _distribution(self._backend, self._block.target_logits[i], self._config, counts)
 
 
-_RULES: dict[str, _Rule] = {"exact": _verify_exact}
+def _verify(
+    backend: _Backend, block: _Block, config: SamplerConfig, rule: Rule, rng: np.random.Generator
+) -> _Verdict:
+    """Verify a block in one call; rows behind the first rejection never become distributions."""
+    rows = _TargetRows(backend, block, config)
+    decision = backend.verify_block(rows, block.draft_rows, block.drafts, rng, rule=rule)
+    last: TokenKind | None = None
+    if decision.bonus:
+        last = "bonus"
+    elif len(decision.tokens) > decision.accepted:
+        last = "correction"
+    return _Verdict(decision.tokens.tolist(), decision.accepted, decision.accept_probabilities.tolist(), last)
 
 
 class TokenStream(Iterator[int]):
@@ -447,15 +458,14 @@ class TokenStream(Iterator[int]):
         config: SamplerConfig,
         draft_config: SamplerConfig,
         depth: int,
-        rule: str,
+        rule: Rule,
         max_tokens: int,
         stop_tokens: Collection[int],
         seed: int | None,
         policy: DepthPolicy | None,
         backend: BackendName,
     ) -> None:
-        if rule not in _RULES:
-            raise ValueError(f"unknown rule {rule!r}; known are {', '.join(map(repr, _RULES))}")
+        self._rule = as_rule(rule)
         if operator.index(depth) < 1:
             raise ValueError(f"depth must be at least 1; got {depth}")
         if operator.index(max_tokens) < 0:
@@ -464,7 +474,6 @@ class TokenStream(Iterator[int]):
         if not prompt:
             raise ValueError("the prompt is empty: there is no last token to decode from")
         self._backend = _load_backend(backend)
-        self._rule = _RULES[rule]
         draft_seed, verify_seed = np.random.SeedSequence(seed).spawn(2)
         self._draft_rng = np.random.default_rng(draft_seed)
         self._verify_rng = np.random.default_rng(verify_seed)
@@ -537,7 +546,7 @@ class TokenStream(Iterator[int]):
             )
         decoded = perf_counter()
         block = _Block(drafts, draft_rows, logits, self._token_counts)
-        verdict = self._rule(self._backend, block, self._config, self._verify_rng)
+        verdict = _verify(self._backend, block, self._config, self._rule, self._verify_rng)
         verified = perf_counter()
         # The last of the committed tokens stays out of the state: it is the next block's pending one.
         excess = len(fed) - len(verdict.tokens)
@@ -668,7 +677,7 @@ def speculative_generate(
     config: SamplerConfig,
     draft_config: SamplerConfig | None = None,
     depth: int = 4,
-    rule: str = "exact",
+    rule: Rule = "exact",
     max_tokens: int,
     stop_tokens: Collection[int] = (),
     seed: int | None = None,
@@ -696,8 +705,9 @@ def speculative_generate(
     depth : int, default 4
         K, the drafts per block, at least 1. Blocks near `max_tokens` are shorter, so that no draft is
         useless.
-    rule : {"exact"}
-        Acceptance rule.
+    rule : {"exact", "greedy", "match", "block", "typical"}, Typical or Cascade
+        Acceptance rule, see `mtplx.verification`. All but "greedy" (at temperatures above 0), `Typical`
+        and `Cascade` are lossless.
     max_tokens : int
         Never more tokens than this; 0 gives none.
     stop_tokens : collection of int
