@@ -203,6 +203,66 @@ def test_the_oracle_agrees_with_the_tree_that_is_verified(rule, replacement, par
         assert accepted == pytest.approx(told, abs=1e-14)
 
 
+# ---- trees whose shape is no constant ------------------------------------------------------------
+
+
+def more_below_liked_tokens(draw, tokens):
+    for node in [draw(-1), draw(-1)]:
+        if tokens[node] == 0:
+            first = draw(node)
+            draw(node)
+            if tokens[first] == 1:
+                draw(first)
+
+
+def another_candidate_after_a_bad_one(draw, tokens):
+    if tokens[draw(-1)] != 0 and tokens[draw(-1)] != 0:
+        draw(-1)
+
+
+def wherever_something_else_says(draw, tokens):
+    first, second = draw(-1), draw(-1)
+    below = draw(first)
+    if tokens[second] == 0:
+        draw(first)
+    if tokens[below] == 1:
+        draw(-1)
+
+
+def drop_bad_tokens(draw, tokens):
+    drawn = [draw(-1), draw(-1), draw(-1)]
+    return [node for node in drawn if tokens[node] != 0]
+
+
+def best_first(draw, tokens):
+    return sorted([draw(-1), draw(-1)], key=lambda node: tokens[node])
+
+
+@pytest.mark.parametrize(
+    ("grow", "lossless"),
+    [
+        (more_below_liked_tokens, {"recursive", "kseq", "traversal"}),
+        (another_candidate_after_a_bad_one, {"recursive", "traversal"}),
+        (wherever_something_else_says, {"recursive", "traversal"}),
+        (drop_bad_tokens, set()),
+        (best_first, set()),
+    ],
+)
+@pytest.mark.parametrize("rule", ["recursive", "kseq", "traversal"])
+def test_whether_a_node_is_there_may_hang_on_tokens_drawn_before_it_but_not_on_its_own(rule, grow, lossless):
+    # For kseq the number of siblings has to be known before the first one, too: r depends on it.
+    distances = []
+    for pair in pairs(3, kinds=("full support", "zeros")):
+        law = statements.continued(
+            exhaustive.grown_tree_law(rule, pair.target, pair.draft, grow), pair.target_list, 4
+        )
+        distances.append(law_distance(law, target_law(pair.target, 4)))
+    if rule in lossless:
+        assert max(distances) <= LOSSLESS
+    else:
+        assert max(distances) > 1e-3
+
+
 # ---- how much is accepted ------------------------------------------------------------------------
 
 

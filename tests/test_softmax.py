@@ -167,9 +167,8 @@ def test_every_float_type_is_its_float64_value(face, n, dtype):
 def test_sixteen_bit_floats_of_every_finite_value(face):
     """All 63,488 finite float16 and 65,280 finite bfloat16 numbers, subnormal ones included."""
     every = np.arange(65536, dtype=np.uint16)
-    for dtype, temperature in ((np.float16, 4000.0), (ml_dtypes.bfloat16, 1e37)):
-        x = every.view(dtype)
-        x = x[np.isfinite(x.astype(np.float32))]
+    for dtype, exponent, temperature in ((np.float16, 0x7C00, 4000.0), (ml_dtypes.bfloat16, 0x7F80, 1e37)):
+        x = every[every & exponent != exponent].view(dtype)
         assert_ulps(face.softmax(x, temperature), reference.softmax(x.astype(np.float64), temperature), 8)
         assert int(face.softmax(x, 0.0).argmax()) == int(x.astype(np.float64).argmax())
 

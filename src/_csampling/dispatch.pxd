@@ -65,6 +65,8 @@ cdef extern from "kernels.h" nogil:
                          running *total) noexcept nogil
         int (*weigh)(const double *p, size_t n, running *total) noexcept nogil
         size_t (*split)(const double *p, size_t n, double bound, double *values, int *bad) noexcept nogil
+        size_t (*between)(const double *values, size_t n, double low, double high,
+                          double *inside) noexcept nogil
         void (*histogram)(const double *values, size_t n, uint64_t low, uint64_t high, int shift,
                           bucket *even, bucket *odd) noexcept nogil
         void (*sum_at_least)(const double *values, size_t n, double threshold, running *total) noexcept nogil

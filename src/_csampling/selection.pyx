@@ -599,7 +599,7 @@ cdef selection_status cut_above(const double *p, Py_ssize_t n, double top_p, Py_
     cdef Search search
     cdef int bad = 0
     cdef double largest
-    cdef double handful[HANDFUL]
+    cdef double handful[HANDFUL + 8]
     cdef walk_result result
     cdef bucket *tables
     bound = max(bound, SMALLEST)
@@ -629,7 +629,7 @@ cdef selection_status cut_above(const double *p, Py_ssize_t n, double top_p, Py_
         free(tables)
     if result == CROSSED:
         if search.inside <= HANDFUL:
-            gather(&search, handful)
+            table.between(search.values, search.count, value_of(search.low), value_of(search.high), handful)
             sort_descending(handful, search.inside)
             result = walk(&search, handful, cut)
         else:
@@ -677,16 +677,6 @@ cdef walk_result refine(Search *search, bucket *tables) noexcept nogil:
         search.above_count += count
         b -= 1
     return NOT_CROSSED
-
-
-cdef void gather(const Search *search, double *handful) noexcept nogil:
-    cdef Py_ssize_t i, held = 0
-    cdef double low = value_of(search.low), high = value_of(search.high), value
-    for i in range(search.count):
-        value = search.values[i]
-        if low <= value < high:
-            handful[held] = value
-            held += 1
 
 
 cdef walk_result walk(Search *search, const double *ranked, Cut *cut) noexcept nogil:

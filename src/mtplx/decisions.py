@@ -300,9 +300,10 @@ class TokenTree(_ByValue):
 
     Notes
     -----
-    A verified tree has the target's law only if the shape below a node was settled before the tokens
-    there were drawn. A drafter that hangs more candidates below a token because it likes that token
-    biases the text.
+    Whether a node is there, and where, may depend on tokens that were drawn before its own: more candidates
+    below a token that the drafter likes, another sibling after one that it does not. (Rule ``"kseq"`` needs
+    the number of siblings before the first is drawn.) It must not depend on the node's own token: dropping,
+    sorting or choosing among candidates that were drawn makes a verified text differ from the target's law.
 
     Examples
     --------

@@ -9,7 +9,7 @@ else that is control flow. It takes many runs: K <= 3 and small trees.
 
 from contextlib import nullcontext
 
-from mtplx.decisions import as_rule, as_tree_rule
+from mtplx.decisions import TokenTree, as_rule, as_tree_rule
 from mtplx.reference import blocks, trees
 from mtplx.reference.rows import Lazy, as_distribution
 
@@ -139,6 +139,38 @@ def tree_law(rule, target, draft, parents, replacement):
         decision = trees.decide(drafted, chosen, replacement, EveryStream(choices))
         assert tuple(decision.tokens[:-1]) == prefix(decision.path[-1] if decision.accepted else -1)
         return tuple(decision.tokens.tolist()), decision.accepted
+
+    return law_of(program)
+
+
+def grown_tree_law(rule, target, draft, grow):
+    """The law of the tokens of `verify_tree`, of trees whose shape is no constant.
+
+    ``grow(draw, tokens)`` draws node after node, as ``draw(parent)``, which gives its index; it may look at
+    `tokens`, those drawn so far, and may return a list of the nodes to hand over, in a new order.
+    """
+    chosen = as_tree_rule(rule, True)
+
+    def program(choices):
+        tokens, parents = [], []
+
+        def prefix(node):
+            return () if node == -1 else (*prefix(parents[node]), tokens[node])
+
+        def draw(parent):
+            token = drawn_from(choices, draft(prefix(parent)))
+            tokens.append(token)
+            parents.append(parent)
+            return len(tokens) - 1
+
+        handed_over = grow(draw, tokens)
+        if handed_over is None:
+            handed_over = range(len(tokens))
+        prefixes = [(), *(prefix(node) for node in handed_over)]
+        tree = TokenTree([tokens[node] for node in handed_over], [parents[node] for node in handed_over])
+        rows = [[model(prefix) for prefix in prefixes] for model in (target, draft)]
+        decision = trees.decide(trees._opened(*rows, tree, False), chosen, True, EveryStream(choices))
+        return tuple(decision.tokens.tolist())
 
     return law_of(program)
 

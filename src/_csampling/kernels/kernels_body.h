@@ -798,6 +798,25 @@ static size_t split(const double *p, size_t n, double bound, double *values, int
     return count;
 }
 
+static size_t between(const double *values, size_t n, double low, double high, double *inside)
+{
+    const f64v l = all_f64(low), h = all_f64(high);
+    size_t count = 0, i = 0;
+    for (; i + SIXTEEN <= n; i += SIXTEEN) {
+        f64v v[GROUP];
+        i64v in[GROUP], any = {0};
+        IN_GROUP v[j] = load_f64(values + i + j * F64_LANES);
+        IN_GROUP in[j] = (v[j] >= l) & (v[j] < h);
+        IN_GROUP any |= in[j];
+        if (UNLIKELY(bits_f64(any)))
+            IN_GROUP count += compress_f64(inside + count, v[j], bits_f64(in[j]));
+    }
+    for (; i < n; ++i)
+        if (values[i] >= low && values[i] < high)
+            inside[count++] = values[i];
+    return count;
+}
+
 INLINE uint64_t bits_of(double x)
 {
     uint64_t bits;
@@ -858,6 +877,7 @@ const kernels CAT(kernels_, ISA) = {
     .residual = residual,
     .weigh = weigh,
     .split = split,
+    .between = between,
     .histogram = histogram,
     .sum_at_least = sum_at_least,
     .keep = keep,
