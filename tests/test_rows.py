@@ -6,10 +6,10 @@ import pickle
 
 import numpy as np
 import pytest
-from support.blocks import Touched, Untouchable, every_face
+from support.blocks import Face, Touched, Untouchable, every_face
 from support.generators import Stub, plain_state
 
-from mtplx import reference
+from mtplx import reference, sampling
 from mtplx.distributions import (
     BatchedSparseDistributions,
     NonFiniteLogitsError,
@@ -21,12 +21,8 @@ from mtplx.distributions import (
 
 
 def one_face(face):
-    """The module whose functions of one row belong to the same face."""
-    if face.name == "reference":
-        return reference
-    from mtplx import sampling
-
-    return sampling
+    """The functions of one row that belong to the same face, on the same instruction set."""
+    return Face(face.name, [reference if face.name == "reference" else sampling], face.isa)
 
 
 CONFIGS = [

@@ -141,8 +141,15 @@ def as_result(out: Any, size: int, *inputs: Any, dtypes: tuple[Any, ...] = (np.f
     return out
 
 
+def as_real(value: Any, name: str) -> float:
+    """A real number; ``float`` alone would read text, too."""
+    if isinstance(value, str | bytes):
+        raise TypeError(f"{name} must be a real number, not {value!r}")
+    return float(value)
+
+
 def as_temperature(temperature: Any) -> float:
-    value = float(temperature)
+    value = as_real(temperature, "temperature")
     if np.isnan(value):
         raise ValueError(f"temperature is {value}")
     return value
@@ -328,7 +335,7 @@ def apply_top_p_top_k(
     array([0.66666667, 0.33333333, 0.        , 0.        ])
     """
     p = as_probabilities(probs, "probs")
-    threshold = float(top_p)
+    threshold = as_real(top_p, "top_p")
     if np.isnan(threshold):
         raise ValueError(f"top_p is {threshold}")
     k = as_top_k(top_k, p.size)
@@ -428,7 +435,7 @@ def apply_penalties(
 
 
 def _clamped(penalty: float, name: str) -> float:
-    value = float(penalty)
+    value = as_real(penalty, name)
     if np.isnan(value):
         raise ValueError(f"{name} is {value}")
     return min(max(value, PENALTY_MIN), PENALTY_MAX)
