@@ -75,6 +75,9 @@ from mtplx._csampling.views cimport (
 
 cnp.import_array()
 
+cdef extern from "Python.h":
+    Py_ssize_t PY_SSIZE_T_MAX
+
 cdef enum rule_code:
     EXACT
     GREEDY
@@ -333,7 +336,6 @@ cdef problem emit_bonus(Block *block, Workspace *space) noexcept nogil:
     """After K accepted drafts: a draw from the row behind them, if there is one."""
     cdef View target
     cdef problem status
-    cdef double u
     block.bonus = block.target.count > block.drafts
     if not block.bonus:
         return FINE
@@ -342,8 +344,7 @@ cdef problem emit_bonus(Block *block, Workspace *space) noexcept nogil:
         if block.rule == GREEDY:
             status = largest_token(&target, block.out + block.emitted)
         else:
-            u = next_uniform(&block.stream, BONUS_LANE)
-            status = draw_token(&target, space, 0, u, block.out + block.emitted)
+            status = draw_token(&target, space, &block.stream, BONUS_LANE, block.out + block.emitted)
     block.emitted += 1
     return status
 
@@ -364,12 +365,14 @@ cdef problem run_exact(Block *block, Workspace *space) noexcept nogil:
         status = open_target(block, space, i, &target)
         if status != FINE:
             return status
-        status = probability(&target, token, failure, &p)
-        if status != FINE:
-            return status
         status = open_draft(block, space, i, &target, token, &draft)
         if status != FINE:
             return status
+        failure.of_draft = False
+        status = probability(&target, token, failure, &p)
+        if status != FINE:
+            return status
+        failure.of_draft = True
         status = probability(&draft, token, failure, &q)
         if status != FINE:
             return status
@@ -444,7 +447,7 @@ cdef problem run_match(Block *block, Workspace *space) noexcept nogil:
         status = probability(&target, token, &block.failure, &p)
         if status != FINE:
             return status
-        status = draw_token(&target, space, 0, next_uniform(&block.stream, i), &drawn)
+        status = draw_token(&target, space, &block.stream, i, &drawn)
         if status != FINE:
             return status
         block.probabilities[i] = p
@@ -463,11 +466,14 @@ cdef problem run_greedy(Block *block, Workspace *space) noexcept nogil:
     cdef problem status
     cdef Py_ssize_t i
     cdef int64_t token, best
+    cdef double p
     for i in range(block.drafts):
         status = read_token(block, i, &token)
         if status != FINE:
             return status
         status = open_target(block, space, i, &target)
+        if status == FINE:
+            status = probability(&target, token, &block.failure, &p)
         if status == FINE:
             status = largest_token(&target, &best)
         if status != FINE:
@@ -639,7 +645,7 @@ cdef class OpenBlock:
         if side.kind == MATRIX:
             return side.first.n
         if side.count == 0:
-            return 1
+            return PY_SSIZE_T_MAX  # nothing will be looked up
         self.kept.append(open_row((<object>side.rows)[0], "logits", &row))
         return row.n
 

@@ -1,4 +1,4 @@
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uint64_t
 
 from mtplx._csampling.arrays cimport Row
 from mtplx._csampling.dispatch cimport scaling
@@ -75,8 +75,9 @@ cdef problem probability(const View *view, int64_t token, Failure *failure, doub
 # Replace the rough sum of a streamed row by softmax's own.
 cdef void make_exact(View *view) noexcept nogil
 
-# A draw from a distribution with this uniform.
-cdef problem draw_token(View *view, Workspace *space, int slot, double u, int64_t *token) noexcept nogil
+# A draw from a distribution; its row is checked before the uniform is taken.
+cdef problem draw_token(View *view, Workspace *space, const Stream *stream, uint64_t lane,
+                        int64_t *token) noexcept nogil
 
 # A correction: prepare checks and sums what it is drawn from, so that nothing fails after the coin.
 cdef struct Prepared:

@@ -8,7 +8,7 @@ memory that the worker keeps. All give the numbers that `distributions_from_logi
 """
 
 from libc.math cimport INFINITY, isfinite
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 
@@ -28,6 +28,7 @@ from mtplx._csampling.dispatch cimport (
 )
 from mtplx._csampling.distributions cimport find, normalise
 from mtplx._csampling.draws cimport Weights, draw, draw_place, weigh, weigh_quotients
+from mtplx._csampling.mass cimport ROW_FINE, weigh_row
 from mtplx._csampling.selection cimport (
     BAD_LOGIT,
     NO_MEMORY,
@@ -44,6 +45,7 @@ from mtplx._csampling.selection cimport (
     weigh_one,
 )
 from mtplx._csampling.softmax cimport exponentials, first_at, largest_logit, set_scaling
+from mtplx._csampling.streams cimport Stream, next_uniform
 from mtplx._csampling.truncation cimport order_by_id, whole_row_into
 
 cdef double UNIT = 2.0 ** -53
@@ -219,7 +221,7 @@ cdef problem probability(const View *view, int64_t token, Failure *failure, doub
 
 cdef problem largest_token(View *view, int64_t *token) noexcept nogil:
     cdef Py_ssize_t i
-    cdef double best = -1.0, value
+    cdef double best = -1.0, value, total
     if view.mode == POINT:
         token[0] = view.point
         return FINE
@@ -230,33 +232,60 @@ cdef problem largest_token(View *view, int64_t *token) noexcept nogil:
                 best = value
                 token[0] = view.support.ids[i]
         return FINE
-    value = largest_logit(&view.row)
-    if not (isfinite(value) and value > 0.0):
+    if view.mode == STREAMED:
+        return largest_streamed(view, token)
+    if weigh_row(&view.row, &total) != ROW_FINE:
         return BAD_ROW
-    token[0] = first_at(&view.row, value)
+    token[0] = first_at(&view.row, largest_logit(&view.row))
     return FINE
+
+
+cdef problem largest_streamed(View *view, int64_t *token) noexcept nogil:
+    """The first rank under the softmax: logits whose probabilities round to the same number tie."""
+    cdef Candidates best
+    cdef selection_status status = best_logits(&view.row, view.scaled.temperature, INFINITY, 1, &best)
+    cdef Py_ssize_t i
+    cdef double value
+    if status == SELECTED:
+        token[0] = best.items[0].id
+    free(best.items)
+    if status != TOO_MANY:
+        return FINE if status == SELECTED else NO_ROOM
+    # Ties beyond counting: the first whose probability is the largest logit's.
+    make_exact(view)
+    for i in range(view.n):
+        value = weigh_one(logit(&view.row, i), &view.scaled)
+        table.divide_f64(&value, 1, view.total, &value)
+        if value == 1.0 / view.total:
+            token[0] = i
+            return FINE
+    return NO_ROOM
 
 
 # ---- draws ---------------------------------------------------------------------------------------
 
 
-cdef problem draw_token(View *view, Workspace *space, int slot, double u, int64_t *token) noexcept nogil:
+cdef problem draw_token(View *view, Workspace *space, const Stream *stream, uint64_t lane,
+                        int64_t *token) noexcept nogil:
     cdef Weights weights
     cdef double *sums
+    cdef double u
     if view.mode == POINT:
+        next_uniform(stream, lane)
         token[0] = view.point
     elif view.mode == SPARSE:
+        u = next_uniform(stream, lane)
         token[0] = view.support.ids[draw_place(view.support.weights, view.support.count, u)]
     else:
         sums = sums_room(space, view.n)
         if sums is NULL:
             return NO_ROOM
         if view.mode == STREAMED:
-            token[0] = draw_streamed(view, sums, u)
+            token[0] = draw_streamed(view, sums, next_uniform(stream, lane))
         else:
             if not weigh(&weights, &view.row, NULL, False, sums):
                 return BAD_ROW
-            token[0] = draw(&weights, u)
+            token[0] = draw(&weights, next_uniform(stream, lane))
     return FINE
 
 

@@ -32,14 +32,21 @@ def run_ranges(executor: Any, run: Callable[[int, int], None], count: int, *, le
     """
     workers = 1 if executor is None else max(1, min(worker_count(executor), count // max(least, 1)))
     bounds = [count * i // workers for i in range(workers + 1)]
-    others = [executor.submit(run, bounds[i], bounds[i + 1]) for i in range(1, workers)]
+    ranges = list(zip(bounds[:-1], bounds[1:], strict=True))
+    futures = [executor.submit(run, first, last) for first, last in ranges[1:]]
     failed: BaseException | None = None
     try:
-        run(bounds[0], bounds[1])
+        run(*ranges[0])
+        for future, (first, last) in zip(futures, ranges[1:], strict=True):
+            # What no worker has begun is done here: in a call from one of the executor's own workers
+            # there may be nobody else to do it.
+            if future.cancel():
+                run(first, last)
     except BaseException as error:
         failed = error
-    for future in others:
+    for future in futures:
         # Everything that was handed out has ended before anything is raised.
-        failed = failed or future.exception()
+        if not future.cancel():
+            failed = failed or future.exception()
     if failed is not None:
         raise failed
