@@ -65,6 +65,7 @@ cdef extern from "kernels.h" nogil:
                          running *total) noexcept nogil
         int (*weigh)(const double *p, size_t n, running *total) noexcept nogil
         size_t (*split)(const double *p, size_t n, double bound, double *values, int *bad) noexcept nogil
+        void (*range)(const double *values, size_t n, double *low, double *high) noexcept nogil
         size_t (*between)(const double *values, size_t n, double low, double high,
                           double *inside) noexcept nogil
         void (*histogram)(const double *values, size_t n, uint64_t low, uint64_t high, int shift,

@@ -1,5 +1,7 @@
 """Exact laws and distances of one row."""
 
+import numpy as np
+
 cimport numpy as cnp
 from libc.math cimport frexp, isfinite, ldexp
 from libc.stdlib cimport free
@@ -13,6 +15,10 @@ from mtplx._csampling.draws cimport new_sums
 from mtplx._csampling.mass cimport OVERFLOW_SCALE, ROW_FINE, weigh_row, widen_into
 
 cnp.import_array()
+
+# Rows with a smaller sum are raised by a power of two first: their entries may be subnormal.
+cdef double TINY_TOTAL = 2.0 ** -60
+cdef double RAISE = 2.0 ** 512
 
 
 cdef cnp.ndarray open_law(object distribution, str name, double *total, bint scaled=True):
@@ -186,6 +192,8 @@ def distribution_entropy(distribution):
     if isinstance(distribution, SparseDistributionBase):
         distribution = distribution.probs
     weights = open_law(distribution, "distribution", &total)
+    if total < TINY_TOTAL:
+        return distribution_entropy(np.asarray(weights) * RAISE)
     # -sum p log p with p = w/S is log S - (sum w log w)/S. A power of two brings S near 1 first.
     frexp(total, &exponent)
     scale = ldexp(1.0, min(max(-exponent, -1022), 1022))

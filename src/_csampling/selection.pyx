@@ -519,6 +519,8 @@ cdef struct Search:
     double top_p           # >= 1: off
     Py_ssize_t k           # PY_SSIZE_T_MAX: off
     double tolerance       # of a sum against top_p
+    const double *found    # those among which the cut lies, or all
+    Py_ssize_t found_count
     uint64_t low
     uint64_t high
     Py_ssize_t inside      # values in [low, high)
@@ -600,7 +602,8 @@ cdef selection_status cut_above(const double *p, Py_ssize_t n, double top_p, Py_
     """find_cut among the values >= bound; TOO_MANY if the cut may lie below it."""
     cdef Search search
     cdef int bad = 0
-    cdef double largest
+    cdef double smallest, largest
+    cdef double *packed = NULL
     cdef double handful[HANDFUL + 8]
     cdef walk_result result
     cdef bucket *tables
@@ -616,9 +619,12 @@ cdef selection_status cut_above(const double *p, Py_ssize_t n, double top_p, Py_
     search.k = k if k else PY_SSIZE_T_MAX
     # A rounding for each addition: of one value to its bucket, of a bucket, and in the reference's sum.
     search.tolerance = (2.0 * search.count + 8.0 * BUCKETS + 8.0) * UNIT * min(top_p, 1.0)
-    search.low = bits_of(bound)
+    table.range(values, search.count, &smallest, &largest)
+    search.low = bits_of(smallest)
     search.high = bits_of(largest) + 1
     search.inside = search.count
+    search.found = values
+    search.found_count = search.count
     search.above = 0.0
     search.above_count = 0
     result = CROSSED
@@ -628,14 +634,30 @@ cdef selection_status cut_above(const double *p, Py_ssize_t n, double top_p, Py_
             return NO_MEMORY
         while search.inside > HANDFUL and search.high - search.low > 1 and result == CROSSED:
             result = refine(&search, tables)
+            if result == CROSSED and search.inside > HANDFUL:
+                # Go on with the bucket alone, and within what its values span: ties end here.
+                if packed is NULL:
+                    packed = <double *>malloc((search.inside + 8) * sizeof(double))
+                    if packed is NULL:
+                        free(tables)
+                        return NO_MEMORY
+                # In place from the second time on: what is packed never overtakes what is read.
+                search.found_count = table.between(search.found, search.found_count, value_of(search.low),
+                                                   value_of(search.high), packed)
+                search.found = packed
+                table.range(packed, search.found_count, &smallest, &largest)
+                search.low = bits_of(smallest)
+                search.high = bits_of(largest) + 1
         free(tables)
     if result == CROSSED:
         if search.inside <= HANDFUL:
-            table.between(search.values, search.count, value_of(search.low), value_of(search.high), handful)
+            table.between(search.found, search.found_count, value_of(search.low), value_of(search.high),
+                          handful)
             sort_descending(handful, search.inside)
             result = walk(&search, handful, cut)
         else:
             result = level(&search, value_of(search.low), search.inside, cut)
+    free(packed)
     if result == IN_DOUBT:
         count_fallback(NUCLEUS_BOUNDARY)
         result = replay(&search, values, cut)
@@ -664,7 +686,7 @@ cdef walk_result refine(Search *search, bucket *tables) noexcept nogil:
     buckets = <Py_ssize_t>(((search.high - 1) >> shift) - first) + 1
     odd = tables + buckets
     memset(tables, 0, 2 * buckets * sizeof(bucket))
-    table.histogram(search.values, search.count, search.low, search.high, shift, tables, odd)
+    table.histogram(search.found, search.found_count, search.low, search.high, shift, tables, odd)
     b = buckets - 1
     while b >= 0:
         mass = tables[b].mass + odd[b].mass

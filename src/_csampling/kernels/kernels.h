@@ -108,6 +108,8 @@ typedef struct kernels {
     /* Elements >= bound, packed in order into values (room for n); *bad is set nonzero if an element is
      * negative or NaN. Returns how many. */
     size_t (*split)(const double *p, size_t n, double bound, double *values, int *bad);
+    /* Smallest and largest element, n >= 1, no NaN. */
+    void (*range)(const double *values, size_t n, double *low, double *high);
     /* The elements within [low, high), packed in order into inside, which has room for them and 8 more. */
     size_t (*between)(const double *values, size_t n, double low, double high, double *inside);
     /* Adds element v to bucket (bits of v >> shift) - first of one of the two tables, for bits within

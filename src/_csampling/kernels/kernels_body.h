@@ -309,8 +309,11 @@ INLINE void exp_narrow_group(const float *x, float top, float per_unit, float pe
         if (UNLIKELY(!plain)) {
             IN_LOCKSTEP
             {
-                const u32v raised = (u32v)t[j] + 64;
-                d[j] = (f32v)((i32v)d[j] + (i32v)(raised << 23)) * all_f32(0x1p-64f);
+                /* No arithmetic makes a subnormal number: see exp_any_f64. */
+                const f32v y = (f32v)((i32v)d[j] + (i32v)(((u32v)t[j] + 64) << 23));
+                const f32v usual = (f32v)((i32v)y - (64 << 23));
+                const f32v small = (f32v)((i32v)(y + all_f32(0x1p-62f)) - (i32v)all_f32(0x1p-62f));
+                d[j] = select_f32(y >= all_f32(0x1p-62f), usual, small);
                 d[j] = select_f32(nan[j] == nan[j], d[j], nan[j]);
             }
         } else {
@@ -594,16 +597,53 @@ INLINE f64v load_part(const double *x, size_t count)
     return load_f64(padded);
 }
 
+/* Quotients that may be subnormal, or are of subnormal numbers, by a divisor in [1, 2^60] or so: scaled up
+ * by integer operations, divided, rounded by an addition (see exp_any_f64). Arithmetic on subnormal
+ * numbers would cost a microcode assist. Where the result is normal it has the bits of `quotient`. */
+INLINE f64v tiny_quotient(f64v x, f64v divisor, f64v reciprocal)
+{
+    const i64v subnormal = x < all_f64(0x1p-1022);
+    /* The bit pattern of a subnormal number counts multiples of 2^-1074. */
+    const f64v count = (f64v)((u64v)x | 0x4330000000000000ull) - all_f64(0x1p52);
+    const f64v raised = (f64v)((i64v)x + ((int64_t)128 << 52));
+    const f64v q = quotient(select_f64(subnormal, count, raised), divisor, reciprocal);
+    const f64v counted = (f64v)((i64v)(q + all_f64(0x1p52)) - (i64v)all_f64(0x1p52));
+    const f64v lowered = (f64v)((i64v)q - ((int64_t)128 << 52));
+    const f64v small = (f64v)((i64v)(q + all_f64(0x1p-894)) - (i64v)all_f64(0x1p-894));
+    return select_f64(subnormal, counted, select_f64(q >= all_f64(0x1p-894), lowered, small));
+}
+
 static void divide_f64(const double *x, size_t n, double divisor, double *out)
 {
-    const f64v d = all_f64(divisor), y = all_f64(1.0 / divisor);
+    const f64v d = all_f64(divisor), y = all_f64(1.0 / divisor), zero = all_f64(0.0);
 #define load_rest(x) load_part(x, n - i)
-#define CORRECTED(load) quotient(load(x + i), d, y)
 #define DIVIDED(load) (load(x + i) / d)
-    if (has_reciprocal(divisor))
-        MAP_F64(n, CORRECTED);
-    else
+    if (!(divisor >= 1.0 && divisor < 0x1p60)) {
         MAP_F64(n, DIVIDED);
+        return;
+    }
+    for (size_t i = 0; i < n; i += SIXTEEN) {
+        double padded[SIXTEEN];
+        f64v v[GROUP];
+        i64v tiny = {0};
+        const int whole = n - i >= SIXTEEN;
+        if (!whole) {
+            memset(padded, 0, sizeof padded);
+            memcpy(padded, x + i, (n - i) * sizeof *x);
+        }
+        const double *from = whole ? x + i : padded;
+        double *to = whole ? out + i : padded;
+        IN_GROUP v[j] = load_f64(from + j * F64_LANES);
+        IN_GROUP tiny |= (v[j] < all_f64(0x1p-960)) & (v[j] > zero);
+        if (UNLIKELY(bits_f64(tiny)))
+            IN_GROUP v[j] = select_f64((v[j] < all_f64(0x1p-960)) & (v[j] > zero), tiny_quotient(v[j], d, y),
+                                       quotient((f64v)((i64v)v[j] & ~((v[j] < all_f64(0x1p-960)))), d, y));
+        else
+            IN_GROUP v[j] = quotient(v[j], d, y);
+        IN_GROUP store_f64(to + j * F64_LANES, v[j]);
+        if (!whole)
+            memcpy(out + i, padded, (n - i) * sizeof *out);
+    }
 }
 
 static void divide_f32(const float *x, size_t n, double divisor, float *out)
@@ -616,9 +656,10 @@ static void divide_f32(const float *x, size_t n, double divisor, float *out)
 static void keep(const double *p, size_t n, double threshold, double divisor, double *out)
 {
     const f64v d = all_f64(divisor), y = all_f64(1.0 / divisor), t = all_f64(threshold);
-#define KEPT(load, how) (f64v)((load(p + i) >= t) & (i64v)(how))
-#define KEPT_CORRECTED(load) KEPT(load, quotient(load(p + i), d, y))
-#define KEPT_DIVIDED(load) KEPT(load, load(p + i) / d)
+    /* What is dropped becomes 0 before it is divided: it may be subnormal. */
+#define KEPT(load) (f64v)((load(p + i) >= t) & (i64v)load(p + i))
+#define KEPT_CORRECTED(load) quotient(KEPT(load), d, y)
+#define KEPT_DIVIDED(load) (KEPT(load) / d)
     if (has_reciprocal(divisor))
         MAP_F64(n, KEPT_CORRECTED);
     else
@@ -627,10 +668,13 @@ static void keep(const double *p, size_t n, double threshold, double divisor, do
 
 static void marginal(const double *p, const double *q, size_t n, double rate, double *out)
 {
-    const f64v r = all_f64(rate), zero = all_f64(0.0);
+    const f64v r = all_f64(rate), zero = all_f64(0.0), tiny = all_f64(0x1p-960);
+    /* The rate is 1 but for rounding; differences that may be subnormal are left alone by it. */
+#define EXCESS(load) larger_f64(load(p + i) - load(q + i), zero)
+#define LARGE(load) (f64v)((EXCESS(load) >= tiny) & (i64v)EXCESS(load))
 #define LAW(load)                                                       \
     (select_f64(load(p + i) < load(q + i), load(p + i), load(q + i)) +  \
-     r * larger_f64(load(p + i) - load(q + i), zero))
+     (r * LARGE(load) + (EXCESS(load) - LARGE(load))))
     MAP_F64(n, LAW);
 }
 
@@ -758,12 +802,14 @@ static void overlap(const double *p, const double *q, size_t n, running *total)
 
 static void sum_p_log_p(const double *p, size_t n, double scale, running *total)
 {
-    /* A subnormal probability counts as 0: what it would add is below 1e-300. */
+    /* What is tiny counts as 0: what it would add is below 1e-280, the sum of all p being near 1 / scale. */
+    const f64v lowest = all_f64(0x1p-960 / scale);
 #define P_LOG_P(from, other)                                                         \
     IN_GROUP                                                                         \
     {                                                                                \
-        const f64v v = load_f64((from) + j * F64_LANES) * all_f64(scale);            \
-        const i64v normal = v >= all_f64(0x1p-1022);                                 \
+        const f64v given = load_f64((from) + j * F64_LANES);                         \
+        const i64v normal = given >= lowest;                                         \
+        const f64v v = (f64v)((i64v)given & normal) * all_f64(scale);                \
         const f64v safe = select_f64(normal, v, all_f64(1.0));                       \
         acc[j] += (f64v)((i64v)(v * log_f64(safe)) & normal);                        \
         (void)(other);                                                               \
@@ -796,6 +842,30 @@ static size_t split(const double *p, size_t n, double bound, double *values, int
     }
     *bad |= bits_f64(~fine) != 0;
     return count;
+}
+
+static void range(const double *values, size_t n, double *low, double *high)
+{
+    f64v least[GROUP], most[GROUP], v[GROUP];
+    size_t i = 0;
+    IN_GROUP least[j] = all_f64(-INFINITY);
+    IN_GROUP most[j] = all_f64(-INFINITY);
+    for (; i + SIXTEEN <= n; i += SIXTEEN) {
+        IN_GROUP v[j] = load_f64(values + i + j * F64_LANES);
+        IN_GROUP most[j] = larger_f64(v[j], most[j]);
+        IN_GROUP least[j] = larger_f64(-v[j], least[j]);
+    }
+    *low = INFINITY;
+    *high = -INFINITY;
+    IN_GROUP for (int lane = 0; lane < F64_LANES; ++lane)
+    {
+        *high = most[j][lane] > *high ? most[j][lane] : *high;
+        *low = -least[j][lane] < *low ? -least[j][lane] : *low;
+    }
+    for (; i < n; ++i) {
+        *high = values[i] > *high ? values[i] : *high;
+        *low = values[i] < *low ? values[i] : *low;
+    }
 }
 
 static size_t between(const double *values, size_t n, double low, double high, double *inside)
@@ -877,6 +947,7 @@ const kernels CAT(kernels_, ISA) = {
     .residual = residual,
     .weigh = weigh,
     .split = split,
+    .range = range,
     .between = between,
     .histogram = histogram,
     .sum_at_least = sum_at_least,
