@@ -33,6 +33,7 @@ from mtplx._csampling.distributions cimport (
     dense_array,
     new_decision,
     normalise,
+    require_support,
 )
 from mtplx._csampling.draws cimport (
     Weights,
@@ -118,6 +119,7 @@ def acceptance_probability(target_p, draft_q, token_id):
     0.125
     """
     cdef double p, q
+    token_id = operator.index(token_id)  # before memory is looked at: it may be code of the caller's
     p = one_probability(target_p, token_id, "target_p")
     q = one_probability(draft_q, token_id, "draft_q")
     return acceptance(p, q)
@@ -333,6 +335,8 @@ cdef object verify_sparse(SparseDistributionBase p, SparseDistributionBase q, ob
     cdef bint accepted
     if token >= 0:
         accept_probability = acceptance(p.lookup(token), q.lookup(token))
+    require_support(p)
+    require_support(q)
     rng = open_rng(rng)
     if not (p.ascending and q.ascending):
         p = ascending_copy(p)

@@ -43,6 +43,9 @@ cdef SparseDistributionBase adopt(object token_ids, object probs, int64_t vocab_
 cdef cnp.ndarray dense_array(SparseDistributionBase distribution)
 cdef SparseDistributionBase ascending_copy(SparseDistributionBase distribution)
 
+# The same object; TypeError if it was never initialised.
+cdef SparseDistributionBase require_support(SparseDistributionBase distribution)
+
 # Divides finite, non-negative weights by their compensated sum; returns it, 0.0 where there is no mass.
 cdef double normalise(double *weights, Py_ssize_t count) noexcept nogil
 

@@ -281,7 +281,14 @@ cdef cnp.ndarray dense_array(SparseDistributionBase distribution):
     return dense
 
 
+cdef SparseDistributionBase require_support(SparseDistributionBase distribution):
+    if distribution.count == 0:
+        raise TypeError("the SparseDistribution was never initialised")
+    return distribution
+
+
 cdef SparseDistributionBase ascending_copy(SparseDistributionBase distribution):
+    require_support(distribution)
     if distribution.ascending:
         return distribution
     order = np.argsort(distribution.token_ids, kind="stable")

@@ -39,7 +39,7 @@ from mtplx._csampling.dispatch cimport (
     running,
     table,
 )
-from mtplx._csampling.distributions cimport SparseDistributionBase
+from mtplx._csampling.distributions cimport SparseDistributionBase, require_support
 from mtplx._csampling.mass cimport OVERFLOW_SCALE
 
 cnp.import_array()
@@ -290,7 +290,7 @@ def sample_from_distribution(probs, rng=None):
     cdef Py_ssize_t place
     if not isinstance(probs, SparseDistributionBase):
         return Drawable(probs).draw(rng)
-    sparse = probs
+    sparse = require_support(probs)
     rng = open_rng(rng)
     if not is_plain(rng):
         return draw_by_choice(rng, sparse.token_ids, sparse.probs)

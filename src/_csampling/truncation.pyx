@@ -185,6 +185,8 @@ def apply_top_p_top_k(probs, double top_p=1.0, top_k=0, *, out=None):
     cdef double total
     cdef Py_ssize_t k
     cdef selection_status status
+    if top_k is not None:
+        top_k = operator.index(top_k)  # before memory is looked at: it may be code of the caller's
     owner = open_row(probs, "probs", &row)
     top_p = nucleus_mass(top_p)
     k = ranks_kept(top_k, row.n)
@@ -246,8 +248,9 @@ def deterministic_top_k_order(values, top_k):
     cdef Py_ssize_t k, i
     cdef selection_status status = TOO_MANY
     cdef bint ranked
+    top_k = operator.index(top_k)  # before memory is looked at: it may be code of the caller's
     _owner = open_row(values, "values", &row)
-    k = min(max(operator.index(top_k), 0), row.n)
+    k = min(max(top_k, 0), row.n)
     if k and few(k, row.n):
         with nogil:
             status = best_values(&row, k, &best)
@@ -313,6 +316,8 @@ def distribution_from_logits(logits, double temperature, double top_p, top_k, do
     cdef double *to
     cdef Py_ssize_t k
     cdef selection_status status
+    if top_k is not None:
+        top_k = operator.index(top_k)
     owner = open_row(logits, "logits", &row)
     patches = open_penalties(&row, presence_penalty, frequency_penalty, token_counts, penalty_overlay)
     if patches is not None:
@@ -381,6 +386,8 @@ def sparse_distribution_from_logits(logits, double temperature, double top_p, to
     cdef double largest
     cdef double *dense
     cdef selection_status status
+    if top_k is not None:
+        top_k = operator.index(top_k)
     owner = open_row(logits, "logits", &row)
     patches = open_penalties(&row, presence_penalty, frequency_penalty, token_counts, penalty_overlay)
     if patches is not None:

@@ -13,6 +13,7 @@ import operator
 
 import numpy as np
 
+cimport cython
 cimport numpy as cnp
 from cpython.ref cimport Py_INCREF, Py_XDECREF, PyObject
 from libc.math cimport isnan
@@ -40,7 +41,7 @@ from mtplx._csampling.arrays cimport (
     ranks_kept,
 )
 from mtplx._csampling.dispatch cimport ACCEPT_TEST, count_fallback
-from mtplx._csampling.distributions cimport SparseDistributionBase, bad_logits
+from mtplx._csampling.distributions cimport SparseDistributionBase, bad_logits, require_support
 from mtplx._csampling.draws cimport bitgen_of
 from mtplx._csampling.penalties cimport clamped
 from mtplx._csampling.streams cimport BONUS_LANE, CORRECTION_LANE, Stream, next_uniform
@@ -151,13 +152,14 @@ cdef problem note_exception(Block *block, object error) noexcept:
     return RAISED
 
 
+@cython.boundscheck(True)  # the caller's lists may shrink meanwhile
 cdef problem open_object(Block *block, const Side *side, Py_ssize_t i, View *view, Row *logits) noexcept:
     """Row i of a Python sequence: a distribution, or a row of logits where `logits` is given."""
     cdef SparseDistributionBase sparse
     try:
         row = (<object>side.rows)[i]
         if logits is NULL and isinstance(row, SparseDistributionBase):
-            sparse = row
+            sparse = require_support(row)
             view.mode = SPARSE
             view.n = sparse.vocab_size
             view.any_id = True
@@ -259,6 +261,7 @@ cdef problem read_token(Block *block, Py_ssize_t i, int64_t *token) noexcept nog
         return read_token_object(block, i, token)
 
 
+@cython.boundscheck(True)  # the caller's lists may shrink meanwhile
 cdef problem read_token_object(Block *block, Py_ssize_t i, int64_t *token) noexcept:
     try:
         index = operator.index((<object>block.given_tokens)[i])
@@ -597,6 +600,7 @@ cdef class OpenBlock:
         block.out = ids_of(self.out)
         block.probabilities = doubles(self.probabilities)
 
+    @cython.boundscheck(True)  # the caller's lists may shrink meanwhile
     cdef object open_tokens(self, object draft_tokens):
         """Ids are read now where that can fail for none, else each when it is reached."""
         cdef Py_ssize_t i, K
@@ -640,6 +644,7 @@ cdef class OpenBlock:
         block.penalties.frequency = clamped(config.frequency_penalty, "frequency_penalty")
         self.open_penalties(token_counts, penalty_overlay, n)
 
+    @cython.boundscheck(True)  # the caller's lists may shrink meanwhile
     cdef Py_ssize_t vocabulary(self, const Side *side) except -1:
         cdef Row row
         if side.kind == MATRIX:
@@ -741,6 +746,7 @@ cdef class OpenBlock:
             return bad_logits(self.row_values(failure), "softmax"), row
         return bad_probabilities(self.row_values(failure), side), row
 
+    @cython.boundscheck(True)  # the caller's lists may shrink meanwhile
     cdef object row_values(self, Failure *failure):
         cdef Side *side = &self.block.draft if failure.of_draft else &self.block.target
         cdef Row row
@@ -810,6 +816,7 @@ def verify_block(target, draft, draft_tokens, generator, str rule, bint check_dr
     return opened.result()
 
 
+@cython.boundscheck(True)  # the caller's lists may shrink meanwhile
 def open_blocks(list targets, list target_counts, list drafts, list draft_counts, list tokens, list streams,
                 str rule, bint check_draft, bint from_logits, list configs, list draft_configs, list counts,
                 list overlays):
@@ -840,6 +847,7 @@ def open_blocks(list targets, list target_counts, list drafts, list draft_counts
     return blocks
 
 
+@cython.boundscheck(True)  # the caller's lists may shrink meanwhile
 def vocabulary(list blocks):
     """Entries of a row of the first block, 0 where that is not known without reading one."""
     cdef OpenBlock opened
@@ -851,6 +859,7 @@ def vocabulary(list blocks):
     return opened.block.target.width if opened.block.target.kind == BATCH else 0
 
 
+@cython.boundscheck(True)  # the caller's lists may shrink meanwhile
 def run_blocks(list blocks, Py_ssize_t first, Py_ssize_t last):
     """Verify a range of opened blocks with one release of the GIL."""
     cdef Py_ssize_t b
@@ -878,6 +887,7 @@ def run_blocks(list blocks, Py_ssize_t first, Py_ssize_t last):
     free(range_of)
 
 
+@cython.boundscheck(True)  # the caller's lists may shrink meanwhile
 def collect_blocks(list blocks, Py_ssize_t drafts):
     """Results as padded arrays, or (exception, where, sequence) of the first block that failed."""
     cdef OpenBlock opened

@@ -171,7 +171,7 @@ def info() -> None:
 
     try:
         from mtplx._csampling.dispatch import active_isa, available_isas
-    except ImportError as error:
+    except (ImportError, ValueError) as error:  # ValueError: MTPLX_ISA names no instruction set
         raise CommandError(f"the compiled core cannot be imported: {error}") from error
     lines = {
         "mtplx": version("mtplx-sampling"),

@@ -46,7 +46,12 @@ from typing import Any, Literal, Protocol, TypeVar, cast
 import numpy as np
 
 from mtplx.decisions import BlockDecision, Rule, as_rule
-from mtplx.distributions import Distribution, SamplerConfig, SparseDistribution
+from mtplx.distributions import (
+    BatchedSparseDistributions,
+    Distribution,
+    SamplerConfig,
+    SparseDistribution,
+)
 
 __all__ = [
     "DepthPolicy",
@@ -97,7 +102,7 @@ class Drafter(Protocol):
 
     def propose(
         self, depth: int, config: SamplerConfig, rng: np.random.Generator, /
-    ) -> tuple[Sequence[int], Sequence[Distribution] | None]:
+    ) -> tuple[Sequence[int], Sequence[Distribution] | BatchedSparseDistributions | None]:
         """Draft at most `depth` tokens after the committed ones.
 
         Gives the drafts and, for each, the distribution it was drawn from given the drafts before it;
@@ -585,6 +590,8 @@ class TokenStream(Iterator[int]):
             return [], None
         proposed, rows = self._drafter.propose(depth, self._draft_config, self._draft_rng)
         drafts = [operator.index(token) for token in proposed]
+        if isinstance(rows, BatchedSparseDistributions):
+            rows = [rows.to_distribution(i) for i in range(len(rows))]
         if len(drafts) > depth:
             raise ValueError(f"the drafter proposed {len(drafts)} tokens; asked for at most {depth}")
         if rows is not None and len(rows) != len(drafts):

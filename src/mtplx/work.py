@@ -7,6 +7,7 @@ library aborts the process. Who has an executor passes it; each of its workers g
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 WORTHWHILE_LOGITS = 600_000
@@ -32,10 +33,12 @@ def run_ranges(executor: Any, run: Callable[[int, int], None], count: int, *, le
     """
     workers = 1 if executor is None else max(1, min(worker_count(executor), count // max(least, 1)))
     bounds = [count * i // workers for i in range(workers + 1)]
-    ranges = list(zip(bounds[:-1], bounds[1:], strict=True))
-    futures = [executor.submit(run, first, last) for first, last in ranges[1:]]
+    ranges = list(pairwise(bounds))
+    futures: list[Any] = []
     failed: BaseException | None = None
     try:
+        for first, last in ranges[1:]:
+            futures.append(executor.submit(run, first, last))
         run(*ranges[0])
         for future, (first, last) in zip(futures, ranges[1:], strict=True):
             # What no worker has begun is done here: in a call from one of the executor's own workers
@@ -47,6 +50,7 @@ def run_ranges(executor: Any, run: Callable[[int, int], None], count: int, *, le
     for future in futures:
         # Everything that was handed out has ended before anything is raised.
         if not future.cancel():
-            failed = failed or future.exception()
+            late = future.exception()
+            failed = failed or late
     if failed is not None:
         raise failed

@@ -10,6 +10,7 @@ behind it, and a row from logits is computed once, however often a rule returns 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -275,6 +276,8 @@ def require_executor(executor: Any) -> None:
     """Refuse what cannot run work, here too, where none is given away."""
     if executor is not None and not callable(getattr(executor, "submit", None)):
         raise TypeError(f"executor must have a submit method; {type(executor).__name__} lacks it")
+    if isinstance(executor, ProcessPoolExecutor):
+        raise TypeError("executor must run in this process: its workers write to this process's memory")
 
 
 # ---- draws ---------------------------------------------------------------------------------------

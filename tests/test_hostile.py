@@ -1,0 +1,152 @@
+"""Callers' objects that change, raise or call back while they are read; rows in no common shape."""
+
+import subprocess
+import sys
+import threading
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from mtplx._csampling import dispatch
+
+from mtplx import batch, reference, sampling, verification
+from mtplx.distributions import SamplerConfig, SparseDistribution
+
+PLAIN = SamplerConfig(1.0, 1.0, 0)
+
+
+def test_ids_that_vanish_while_they_are_read():
+    class Clearing:
+        def __index__(self):
+            tokens.clear()
+            return 1
+
+    tokens = [Clearing(), 1, 2]
+    row = np.array([0.2, 0.3, 0.5])
+    with pytest.raises(IndexError):
+        verification.verify_block([row] * 4, [row] * 3, tokens, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit, RuntimeError])
+@pytest.mark.parametrize("side", ["target", "draft"])
+def test_rows_that_raise(kind, side):
+    class Raising:
+        def __len__(self):
+            return 1
+
+        def __getitem__(self, i):
+            raise kind
+
+    rows = {"target": [[0.5, 0.5]], "draft": [[0.5, 0.5]], side: Raising()}
+    rng = np.random.default_rng(0)
+    with pytest.raises(kind):
+        verification.verify_block(rows["target"], rows["draft"], [0], rng)
+    assert rng.random() == np.random.default_rng(0).random()  # the lock is free, and nothing was drawn
+
+
+def test_a_distribution_that_was_never_initialised():
+    empty = SparseDistribution.__new__(SparseDistribution)
+    for call in (
+        lambda: sampling.sample_from_distribution(empty),
+        lambda: sampling.verify_one_token(empty, empty, 0),
+        lambda: sampling.residual_distribution(empty, empty),
+        lambda: verification.verify_block([empty], None, []),
+    ):
+        with pytest.raises(TypeError, match="never initialised"):
+            call()
+
+
+def test_rows_are_checked_before_the_number_that_they_are_drawn_with():
+    for row in ([0.0, 0.0], [np.nan, 1.0], [-1.0, 2.0], [np.inf, 1.0]):
+        for rule, tokens in (("exact", []), ("match", []), ("match", [0]), ("greedy", [])):
+            rng = np.random.default_rng(0)
+            with pytest.raises(ValueError, match="row 0"):
+                verification.verify_block([row] * (len(tokens) + 1), None, tokens, rng, rule=rule)
+            assert rng.random() == np.random.default_rng(0).random()
+
+
+@pytest.mark.parametrize("V", [2047, 2048, 4096, 151_936])
+def test_greedy_from_logits_ranks_by_probability(isa, V):
+    masked = np.full(V, -np.inf)
+    masked[7] = 0.0
+    near = np.random.default_rng(0).normal(size=V)
+    near[100], near[50] = 9.0, np.nextafter(9.0, 0.0)  # equal probabilities at T = 100: the lowest id wins
+    for row, temperature, expected in ((masked, 1.0, 7), (np.zeros(V), 1.0, 0), (near, 100.0, 50)):
+        config = SamplerConfig(temperature, 1.0, 0)
+        assert int(np.argmax(sampling.softmax(row, temperature))) == expected
+        decision = verification.verify_block_from_logits([row], [], [], config, rule="greedy")
+        assert decision.tokens.tolist() == [expected]
+
+
+def test_a_worker_that_passes_its_own_pool_on():
+    logits = np.random.default_rng(0).normal(0, 3, (8, 151_936)).astype(np.float32)
+    with ThreadPoolExecutor(2) as pool:
+        calls = [
+            pool.submit(batch.distributions_from_logits, logits, SamplerConfig(), executor=pool)
+            for _ in range(2)
+        ]
+        one, other = (call.result(timeout=60) for call in calls)
+    assert one == other == batch.distributions_from_logits(logits, SamplerConfig())
+
+
+def test_nothing_is_under_way_when_an_error_is_raised():
+    logits = np.zeros((16, 151_936), dtype=np.float32)
+    logits[0, 5] = np.nan
+    before = threading.active_count()
+    with ThreadPoolExecutor(2) as pool:
+        with pytest.raises(ValueError, match="row 0"):
+            batch.distributions_from_logits(logits, SamplerConfig(), executor=pool)
+        assert pool._work_queue.empty()
+    assert threading.active_count() == before
+
+
+def test_an_executor_of_other_processes_is_refused():
+    with ProcessPoolExecutor(1) as pool, pytest.raises(TypeError, match="process"):
+        verification.verify_batch([[[1.0]]], None, [[]], executor=pool)
+
+
+def test_a_block_without_rows_has_nothing_to_penalise():
+    config = SamplerConfig(presence_penalty=1.0)
+    for face in (reference, verification):
+        decision = face.verify_block_from_logits([], [], [], config, token_counts={9: 1})
+        assert decision.tokens.size == 0
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_coins_on_the_accept_probability_of_logits(isa, seed):
+    """Coins at, just below and just above p/q: the rough sums cannot tell, the exact ones must."""
+    from support.generators import scripted
+
+    rng = np.random.default_rng(seed)
+    V = 4096
+    target = rng.normal(0, 2, (2, V)).astype(np.float32)
+    draft = target[:1] + rng.normal(0, 0.5, (1, V)).astype(np.float32)
+    p, q = sampling.softmax(target[0]), sampling.softmax(draft[0])
+    below = np.flatnonzero((p < q) & (p > 1e-6))
+    token = int(below[rng.integers(below.size)])
+    ratio = sampling.acceptance_probability(p, q, token)
+    step = 2.0**-53
+    before = dispatch.fallback_counts()["accept_test"]
+    for coin in (ratio, ratio - step, ratio + step, ratio * (1 - 1e-7), ratio * (1 + 1e-7)):
+        coin = np.floor(coin / step) * step  # what a generator can give
+        decision = verification.verify_block_from_logits(
+            target, draft, [token], PLAIN, rng=scripted(coin, 0.5)
+        )
+        assert (decision.accepted == 1) == (coin <= ratio)
+        assert decision.accept_probabilities[0] == ratio
+    assert dispatch.fallback_counts()["accept_test"] == before + 5
+    verification.verify_block_from_logits(target, draft, [token], PLAIN, rng=scripted(ratio / 2, 0.5))
+    assert dispatch.fallback_counts()["accept_test"] == before + 5  # far from the ratio nothing is in doubt
+
+
+def test_an_unknown_instruction_set_is_one_line():
+    run = subprocess.run(
+        [sys.executable, "-m", "mtplx", "info"],
+        env={"MTPLX_ISA": "foo"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 2
+    assert "foo" in run.stderr
+    assert len(run.stderr.strip().splitlines()) == 1
