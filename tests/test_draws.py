@@ -284,7 +284,7 @@ class OneMethod:
         0,
         False,
     ],
-    ids=lambda value: repr(value)[:30],
+    ids=lambda value: type(value).__name__,
 )
 def test_what_cannot_draw_is_refused(face, rng):
     with pytest.raises(TypeError):

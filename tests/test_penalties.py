@@ -113,7 +113,9 @@ class Lookup(Mapping):
 
 
 @pytest.mark.parametrize(
-    "kind", [dict, Counter, OrderedDict, Lookup, lambda items: MappingProxyType(dict(items))], ids=str
+    "kind",
+    [dict, Counter, OrderedDict, Lookup, lambda items: MappingProxyType(dict(items))],
+    ids=["dict", "Counter", "OrderedDict", "Mapping", "MappingProxyType"],
 )
 @pytest.mark.parametrize("integer", [int, np.int64, np.int32, np.uint16, np.uint64], ids=lambda t: t.__name__)
 def test_mappings_and_integers_of_every_kind(face, kind, integer):

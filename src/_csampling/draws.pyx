@@ -141,6 +141,7 @@ cdef bint add_up(Weights *weights, Py_ssize_t start) noexcept nogil:
     cdef double other[CHUNK]
     cdef const double *piece
     cdef Py_ssize_t length, block, n = weights.p.n
+    cdef bint masked = False
     while True:
         while start < n:
             length = weights_piece(weights, start, buffer, other, &piece)
@@ -152,7 +153,12 @@ cdef bint add_up(Weights *weights, Py_ssize_t start) noexcept nogil:
             weights.total += weights.sums[block]
         if isfinite(weights.total) or weights.scale != 1.0:
             return weights.total > 0.0
-        # Weights too large for their sum, or an infinite one (a difference that is infinite counts as 0).
+        if weights.q is not NULL and not masked:
+            # A difference that is infinite counts as 0, which `block_sums_residual` does not see to.
+            masked = True
+            start = 0
+            continue
+        # Weights too large for their sum, or an infinite one.
         if weights.q is NULL and not weights.positive_part and infinite(weights.p):
             return False
         weights.scale = OVERFLOW_SCALE
