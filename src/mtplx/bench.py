@@ -41,7 +41,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from mtplx import reference, sampling
+from mtplx import reference, sampling, verification
 from mtplx._csampling import dispatch
 
 __all__ = [
@@ -319,6 +319,72 @@ def sparse_pair(kind: str, vocab: int, rejected: bool) -> Arguments:
     )
 
 
+DRAFTS = 5
+
+
+def block_logits(kind: str, vocab: int, rejected: bool) -> Arguments:
+    """Rows of target and draft, and drafts that are all accepted, or of which the first is rejected."""
+    target = np.stack([logits(kind, vocab, i) for i in range(DRAFTS + 1)])
+    noise = np.random.default_rng([vocab, 2]).normal(size=(DRAFTS, vocab)) * 0.7
+    draft = (target[:DRAFTS] + noise).astype(np.float32)
+    tokens = target[:DRAFTS].argmax(axis=1)
+    # A lower logit at the draft: more probable to the target, and still within every truncation.
+    draft[range(DRAFTS), tokens] = target[range(DRAFTS), tokens] - 1.0
+    if rejected:
+        tokens[0] = draft[0].argmax()
+        target[0, tokens[0]] = draft[0, tokens[0]] - 60.0
+    return target, draft, tokens
+
+
+def block_rows(kind: str, vocab: int, rejected: bool) -> Arguments:
+    """The same as probabilities."""
+    target, draft, tokens = block_logits(kind, vocab, rejected)
+    p, q = (np.stack([reference.softmax(row) for row in rows]) for rows in (target, draft))
+    return p, q, tokens
+
+
+def _blocks_of(face: Face) -> Any:
+    # The drop-in knows one row; blocks are in a module of their own.
+    return face if face is reference else verification
+
+
+def _verify_block(face: Face, p: Any, q: Any, tokens: Any) -> Thunk:
+    return partial(_blocks_of(face).verify_block, p, q, tokens, np.random.default_rng(5))
+
+
+def _verify_block_from_logits(config: sampling.SamplerConfig) -> Callable[..., Thunk]:
+    def build(face: Face, target: Any, draft: Any, tokens: Any) -> Thunk:
+        call = _blocks_of(face).verify_block_from_logits
+        return partial(call, target, draft, tokens, config, rng=np.random.default_rng(5))
+
+    return build
+
+
+def _block_rows() -> Iterator[Row]:
+    whole = sampling.SamplerConfig(temperature=0.8, top_p=1.0, top_k=0)
+    nucleus = sampling.SamplerConfig(temperature=0.8, top_p=0.95, top_k=0)
+    logits_whole, logits_both, logits_nucleus = map(_verify_block_from_logits, (whole, _TOP_K_TOP_P, nucleus))
+    for name, make, build, rejected, column, goal, floor in (
+        ("dense", block_rows, _verify_block, False, 560, 25, 16),
+        ("dense", block_rows, _verify_block, True, 820, 24, 14),
+        ("logits", block_logits, logits_whole, False, 12_500, 15, 10),
+        ("logits", block_logits, logits_whole, True, 3_000, 8, 5),
+        # One pair of rows is reached, and the goal is one for each pair.
+        ("logits, top-k 20 + top-p", block_logits, logits_both, True, 3_500, 28, 18),
+        ("logits, top-p", block_logits, logits_nucleus, True, 36_000, 60, 35),
+    ):
+        outcome = "first rejected" if rejected else "all accepted"
+        yield Row(
+            f"block of {DRAFTS}, {name}, {outcome}",
+            partial(make, rejected=rejected),
+            build,
+            goal,
+            floor,
+            column,
+            worst=False,
+        )
+
+
 @dataclass(frozen=True)
 class PlainSparseDistribution:
     """What `SparseDistribution` would be without the core: the same checks, in NumPy."""
@@ -480,6 +546,7 @@ ROWS: tuple[Row, ...] = (
         worst=False,
     ),
     *_small_rows(),
+    *_block_rows(),
 )
 
 
