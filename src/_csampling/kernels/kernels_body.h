@@ -613,36 +613,41 @@ INLINE f64v tiny_quotient(f64v x, f64v divisor, f64v reciprocal)
     return select_f64(subnormal, counted, select_f64(q >= all_f64(0x1p-894), lowered, small));
 }
 
+INLINE void divide_group(const double *x, f64v divisor, f64v reciprocal, double *out)
+{
+    const f64v lowest = all_f64(0x1p-960), zero = all_f64(0.0);
+    f64v v[GROUP];
+    i64v tiny = {0};
+    IN_GROUP v[j] = load_f64(x + j * F64_LANES);
+    IN_GROUP tiny |= (v[j] < lowest) & (v[j] > zero);
+    if (UNLIKELY(bits_f64(tiny)))
+        IN_GROUP
+        {
+            const i64v small = (v[j] < lowest) & (v[j] > zero);
+            const f64v large = (f64v)((i64v)v[j] & (v[j] >= lowest));
+            v[j] = select_f64(small, tiny_quotient(v[j], divisor, reciprocal), quotient(large, divisor, reciprocal));
+        }
+    else
+        IN_GROUP v[j] = quotient(v[j], divisor, reciprocal);
+    IN_GROUP store_f64(out + j * F64_LANES, v[j]);
+}
+
 static void divide_f64(const double *x, size_t n, double divisor, double *out)
 {
-    const f64v d = all_f64(divisor), y = all_f64(1.0 / divisor), zero = all_f64(0.0);
+    const f64v d = all_f64(divisor), y = all_f64(1.0 / divisor);
 #define load_rest(x) load_part(x, n - i)
 #define DIVIDED(load) (load(x + i) / d)
     if (!(divisor >= 1.0 && divisor < 0x1p60)) {
         MAP_F64(n, DIVIDED);
         return;
     }
-    for (size_t i = 0; i < n; i += SIXTEEN) {
-        double padded[SIXTEEN];
-        f64v v[GROUP];
-        i64v tiny = {0};
-        const int whole = n - i >= SIXTEEN;
-        if (!whole) {
-            memset(padded, 0, sizeof padded);
-            memcpy(padded, x + i, (n - i) * sizeof *x);
-        }
-        const double *from = whole ? x + i : padded;
-        double *to = whole ? out + i : padded;
-        IN_GROUP v[j] = load_f64(from + j * F64_LANES);
-        IN_GROUP tiny |= (v[j] < all_f64(0x1p-960)) & (v[j] > zero);
-        if (UNLIKELY(bits_f64(tiny)))
-            IN_GROUP v[j] = select_f64((v[j] < all_f64(0x1p-960)) & (v[j] > zero), tiny_quotient(v[j], d, y),
-                                       quotient((f64v)((i64v)v[j] & ~((v[j] < all_f64(0x1p-960)))), d, y));
-        else
-            IN_GROUP v[j] = quotient(v[j], d, y);
-        IN_GROUP store_f64(to + j * F64_LANES, v[j]);
-        if (!whole)
-            memcpy(out + i, padded, (n - i) * sizeof *out);
+    size_t i = 0;
+    for (; i + SIXTEEN <= n; i += SIXTEEN)
+        divide_group(x + i, d, y, out + i);
+    if (i < n) {
+        PADDED_F64(rest, x, i, n, 0.0);
+        divide_group(rest, d, y, rest);
+        memcpy(out + i, rest, (n - i) * sizeof *out);
     }
 }
 
@@ -754,26 +759,38 @@ static void block_sums_of_quotients(const double *p, const double *q, size_t n, 
     TO_SUMS(p, q, n, ABOVE_QUOTIENTS);
 }
 
+INLINE void residual_group(const double *p, const double *q, double *out, f64v *acc)
+{
+    IN_GROUP
+    {
+        f64v d = load_f64(p + j * F64_LANES) - load_f64(q + j * F64_LANES);
+        d = (f64v)((i64v)d & (d > all_f64(0.0)) & (d <= all_f64(DBL_MAX)));
+        store_f64(out + j * F64_LANES, d);
+        acc[j] += d;
+    }
+}
+
 static void residual(const double *p, const double *q, size_t n, double *out, running *total)
 {
-    double rest[SIXTEEN];
-    size_t at = 0;
-    /* The last group, if it is not whole, is read padded and written to the side. */
-#define STORED(from, other)                                                                       \
-    do {                                                                                          \
-        double *to = n - at < SIXTEEN ? rest : out + at;                                          \
-        IN_GROUP                                                                                  \
-        {                                                                                         \
-            f64v d = load_f64((from) + j * F64_LANES) - load_f64((other) + j * F64_LANES);        \
-            d = (f64v)((i64v)d & (d > all_f64(0.0)) & (d <= all_f64(DBL_MAX)));                   \
-            store_f64(to + j * F64_LANES, d);                                                     \
-            acc[j] += d;                                                                          \
-        }                                                                                         \
-        at += SIXTEEN;                                                                            \
-    } while (0)
-    TO_TOTAL(p, q, n, STORED);
-    if (n % SIXTEEN)
-        memcpy(out + n / SIXTEEN * SIXTEEN, rest, n % SIXTEEN * sizeof *out);
+    f64v sum[GROUP], lost[GROUP];
+    size_t i = 0;
+    load_running(total, sum, lost);
+    while (i < n) {
+        const size_t end = n - i > 4 * SIXTEEN ? i + 4 * SIXTEEN : n;
+        f64v acc[GROUP];
+        IN_GROUP acc[j] = all_f64(0.0);
+        for (; i + SIXTEEN <= end; i += SIXTEEN)
+            residual_group(p + i, q + i, out + i, acc);
+        if (i < end) {
+            PADDED_F64(rest_p, p, i, end, 0.0);
+            PADDED_F64(rest_q, q, i, end, 0.0);
+            residual_group(rest_p, rest_q, rest_p, acc);
+            memcpy(out + i, rest_p, (end - i) * sizeof *out);
+            i = end;
+        }
+        add_lanes(sum, lost, acc);
+    }
+    store_running(total, sum, lost);
 }
 
 static void sum_at_least(const double *values, size_t n, double threshold, running *total)
