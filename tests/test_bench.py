@@ -162,7 +162,7 @@ def test_absolute_time_counts_at_the_vocabulary_it_was_set_at() -> None:
 
 
 def test_a_slow_reference_is_told() -> None:
-    assert not line(row(), 115.0, 10.0).slow_reference()
+    assert not line(row(), 114.0, 10.0).slow_reference()
     assert line(row(), 116.0, 10.0).slow_reference()
     assert not line(row(), 116.0, 10.0, V=4096).slow_reference()
     assert not line(row(vocab=3), 116.0, 10.0, V=3).slow_reference()

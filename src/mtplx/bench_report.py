@@ -207,8 +207,8 @@ def _grid(result: Result, wide: bool) -> _Grid:
     ]
     if any(row["slow_reference"] for row in rows):
         notes.append(
-            f"* The reference takes more than {SLOW_REFERENCE:g} times what it took where the goals were set: "
-            "the ratio flatters."
+            f"Where the ratio has a *, the reference takes more than {SLOW_REFERENCE:g} times what it took "
+            "where the goals were set: that flatters."
         )
     return _Grid(headings, cells, 2, notes)
 
