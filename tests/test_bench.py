@@ -161,6 +161,13 @@ def test_absolute_time_counts_at_the_vocabulary_it_was_set_at() -> None:
     assert line(row(column=None), 40.0, 10.0).as_dict()["goal_us"] is None
 
 
+def test_a_slow_reference_is_told() -> None:
+    assert not line(row(), 114.0, 10.0).slow_reference()
+    assert line(row(), 116.0, 10.0).slow_reference()
+    assert not line(row(), 116.0, 10.0, V=4096).slow_reference()
+    assert not line(row(vocab=3), 116.0, 10.0, V=3).slow_reference()
+
+
 def test_a_worst_case_is_measured_by_the_slowest_llm_like_line() -> None:
     one, other = row(kernel="k"), row(kernel="k", kinds=("normal",), worst=False)
     lines = [

@@ -78,6 +78,7 @@ LEAST_ROUNDS = 3
 COMPILED_SHARE = 0.5  # of the time of the reference's sample, spent on compiled samples in each round
 LEAST_COMPILED_SAMPLES = 3
 MOST_COMPILED_SAMPLES = 32
+SLOW_REFERENCE = 1.15
 WORST_SLOWDOWN = 3.0
 SCALING_SPREAD = 1.6
 
@@ -594,6 +595,13 @@ class Line:
             return "floor", "time"
         return "below", None
 
+    def slow_reference(self) -> bool:
+        """Whether the reference takes longer than the goals allow it, so that the ratio flatters."""
+        # Of the small rows the goals give no more than a range.
+        if self.row.column is None or self.row.vocab is not None or self.absolute() is None:
+            return False
+        return self.reference.minimum > SLOW_REFERENCE * self.row.column
+
     def as_dict(self) -> dict[str, Any]:
         """What `mtplx bench --json` prints of it."""
         verdict, measure_of = self.judgement()
@@ -611,6 +619,7 @@ class Line:
             "goal_us": absolute and absolute[0],
             "floor_us": absolute and absolute[1],
             "column_us": self.row.column if absolute else None,
+            "slow_reference": self.slow_reference(),
             "verdict": verdict,
             "by": measure_of,
         }

@@ -14,7 +14,6 @@ Design
 from __future__ import annotations
 
 import json
-import math
 import os
 import platform
 import shlex
@@ -32,7 +31,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from mtplx.bench import DESIGN_VOCABULARY, SCALING_SPREAD, WORST_SLOWDOWN, BenchError, numpy_simd
+from mtplx.bench import (
+    DESIGN_VOCABULARY,
+    SCALING_SPREAD,
+    SLOW_REFERENCE,
+    WORST_SLOWDOWN,
+    BenchError,
+    numpy_simd,
+)
 
 __all__ = ["BenchError", "Request", "environment", "markdown", "measure", "plot", "require_plotting", "show"]
 
@@ -181,7 +187,8 @@ def _grid(result: Result, wide: bool) -> _Grid:
     for row in rows:
         theirs, ours = row["reference_us"], row["compiled_us"]
         reached = row["verdict"] + (" (time)" if row["by"] == "time" else "")
-        ratio, goal, floor = _ratio(row["ratio"]), f"{row['goal']:.3g}x", f"{row['floor']:.3g}x"
+        star = "*" if row["slow_reference"] else ""
+        ratio, goal, floor = star + _ratio(row["ratio"]), f"{row['goal']:.3g}x", f"{row['floor']:.3g}x"
         if wide:
             times = [theirs["minimum"], theirs["median"], ours["minimum"], ours["median"]]
             cells.append([row["name"], row["input"], *map(_us, times)])
@@ -198,16 +205,10 @@ def _grid(result: Result, wide: bool) -> _Grid:
         "Times are minima of many calls, both sides in turns. (time): not by the ratio but by the time",
         "itself, for which the goal is the reference's time where the goals were set, over the ratio.",
     ]
-    slow = [
-        row["name"]
-        for row in rows
-        # Of the small rows the goals give no more than a range.
-        if row["vocab"] > 1000 and row["reference_us"]["minimum"] > 1.15 * (row["column_us"] or math.inf)
-    ]
-    if slow:
+    if any(row["slow_reference"] for row in rows):
         notes.append(
-            "The reference takes more than 1.15 of the time the goals assume, so ratios flatter: "
-            f"{', '.join(dict.fromkeys(slow))}."
+            f"Where the ratio has a *, the reference takes more than {SLOW_REFERENCE:g} times what it took "
+            "where the goals were set: that flatters."
         )
     return _Grid(headings, cells, 2, notes)
 
