@@ -181,6 +181,14 @@ def test_distance_of_sparse_pairs(face):
     assert face.total_variation(p, wider) == 1.0
 
 
+def test_distance_of_long_sparse_pairs(face):
+    """A sum from left to right of so many equal terms errs by 1.7e-12."""
+    p = SparseDistribution(np.arange(91070), np.full(91070, 1 / 91070), 151936)
+    q = SparseDistribution(np.arange(0, 89340, 30), np.full(2978, 1 / 2978), 151936)
+    expected = math.fsum(np.maximum(p.to_dense() - q.to_dense(), 0.0))
+    assert face.total_variation(p, q) == pytest.approx(expected, rel=0, abs=1e-14)
+
+
 @pytest.mark.parametrize("n", [1, 2, 17, 257, 5000])
 def test_distance_of_worst_case_rows(face, n):
     named = rows.probabilities(n)

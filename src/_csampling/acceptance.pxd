@@ -13,8 +13,8 @@ cdef inline double acceptance(double p, double q) noexcept nogil:
     ratio = p / q
     return ratio if ratio < 1.0 else 1.0
 
-# How many differences p - q are positive, and their sequential sum. Both ascend.
-cdef Py_ssize_t positive_differences(const Support *p, const Support *q, double *total) noexcept nogil
+# Ids and weights of (p - q)+; empty where no difference is positive. Both ascend.
+cdef tuple difference_arrays(const Support *p, const Support *q)
 
 # A draw from (p - q)+, or from p where no difference is positive. Both ascend.
 cdef int64_t draw_difference(const Support *p, const Support *q, double u) noexcept nogil

@@ -140,6 +140,7 @@ cdef double next_difference(const Support *p, const Support *q, Py_ssize_t i,
 
 
 cdef Py_ssize_t positive_differences(const Support *p, const Support *q, double *total) noexcept nogil:
+    """How many differences are positive, and their sequential sum, as draws need it. Both ascend."""
     cdef Py_ssize_t i, count = 0, place = 0
     cdef double difference
     total[0] = 0.0
@@ -166,7 +167,6 @@ cdef int64_t draw_difference(const Support *p, const Support *q, double u) noexc
 
 
 cdef tuple difference_arrays(const Support *p, const Support *q):
-    """Ids and weights of (p - q)+; empty where no difference is positive. Both ascend."""
     cdef double total, difference
     cdef Py_ssize_t count = positive_differences(p, q, &total), i, place = 0, at = 0
     cdef cnp.ndarray ids = new_ids(count), weights = new_doubles(count)

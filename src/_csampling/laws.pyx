@@ -7,7 +7,7 @@ from libc.math cimport frexp, isfinite, ldexp
 from libc.stdlib cimport free
 from libc.string cimport memset
 
-from mtplx._csampling.acceptance cimport positive_differences
+from mtplx._csampling.acceptance cimport difference_arrays
 from mtplx._csampling.arrays cimport F64, Row, bad_probabilities, doubles, new_doubles, open_row
 from mtplx._csampling.dispatch cimport BLOCK, running, table
 from mtplx._csampling.distributions cimport SparseDistributionBase, Support, ascending_copy, dense_array
@@ -147,7 +147,17 @@ def total_variation(p, q):
         q = ascending_copy(q)
         p_support = (<SparseDistributionBase>p).support()
         q_support = (<SparseDistributionBase>q).support()
-        positive_differences(&p_support, &q_support, &distance)
+        _, left = difference_arrays(&p_support, &q_support)
+        n = cnp.PyArray_DIM(left, 0)
+        if n == 0:
+            return 0.0
+        sums = new_sums(n)
+        if sums is NULL:
+            raise MemoryError
+        with nogil:
+            table.block_sums(doubles(left), n, sums)
+            distance = fold_sums(sums, n)
+        free(sums)
         return distance
     left = open_law(p, "p", &ignored, False)
     right = open_law(q, "q", &ignored, False)
