@@ -207,7 +207,7 @@ def _numba_functions() -> Any:
         total = 0.0
         for i in range(p.size):
             total += max(p[i] - q[i], 0.0)
-        target = np.random.random() * total  # noqa: NPY002
+        target = np.random.random() * total  # noqa: NPY002  (the stream that numba compiles)
         cumulative = 0.0
         for i in range(p.size):
             cumulative += max(p[i] - q[i], 0.0)

@@ -297,9 +297,9 @@ def test_what_cannot_draw_is_refused(face, rng):
 
 
 def test_the_numpy_random_module_is_an_object_with_the_methods(face):
-    np.random.seed(4)  # noqa: NPY002
-    expected = np.random.choice(np.arange(3), p=[0.25, 0.5, 0.25])  # noqa: NPY002
-    np.random.seed(4)  # noqa: NPY002
+    np.random.seed(4)  # noqa: NPY002  (the legacy module is the subject)
+    expected = np.random.choice(np.arange(3), p=[0.25, 0.5, 0.25])  # noqa: NPY002  (as above)
+    np.random.seed(4)  # noqa: NPY002  (the legacy module is the subject)
     assert face.sample_from_distribution([0.25, 0.5, 0.25], np.random) == expected
 
 
