@@ -31,7 +31,7 @@ def test_values(decision):
                 assert not value.flags.writeable
                 assert value.flags.c_contiguous
     assert decision != "a decision"
-    assert not decision == 1  # noqa: SIM201
+    assert not decision == 1  # noqa: SIM201  (__ne__ is tested above, this is __eq__)
     for field in dataclasses.fields(decision):
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(decision, field.name, None)

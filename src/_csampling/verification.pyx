@@ -391,7 +391,7 @@ cdef problem run_exact(Block *block, Workspace *space) noexcept nogil:
             band = 0.0
         if block.check_draft and q == 0.0 and p > 0.0:
             failure.token = token
-            failure.value = -1.0
+            failure.value = 0.0
             return BAD_VALUE
         accept_probability = acceptance(p, q)
         ready = accept_probability == 0.0
@@ -734,7 +734,7 @@ cdef class OpenBlock:
             return IndexError(f"token id {token} is outside [0, {failure.n})"), row
         if self.block.status == BAD_LENGTH:
             return ValueError(f"target_p has {failure.n} entries, draft_q {failure.m}"), row
-        if self.block.status == BAD_VALUE and failure.value < 0.0 and self.block.check_draft:
+        if self.block.status == BAD_VALUE and failure.value == 0.0 and self.block.check_draft:
             return ValueError(f"token {failure.token} cannot have been drafted from draft_q, "
                               f"where its probability is 0"), row
         if self.block.status == BAD_VALUE:

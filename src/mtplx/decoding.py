@@ -19,11 +19,14 @@ does, if (1) `q_i` is the distribution that `d_i` was drawn from, given everythi
 coins are independent of the drafts. Hence two generators: the drafter's and the verifier's are children
 0 and 1 of ``numpy.random.SeedSequence(seed)``. Handing out the tokens of a block one at a time changes
 nothing, since all of them are decided before the first is handed out; neither does a caller who stops.
+Nor do policies: they choose depth and draft temperature of a block by what happened in the blocks before
+it. A draft that its own row says was impossible breaks (1), and is an error.
 
 **Consistency.** A block takes effect at one instant, when the statistics take it up: `TokenStream` shows
 as many tokens as the statistics count. An exception inside a block, KeyboardInterrupt included, leaves
 the tokens and the statistics of all blocks before it, and ends the stream, because the models' states
-are then anyone's guess. An exception in the caller's own code, between two tokens, ends nothing.
+are then anyone's guess. The exception is the one that was raised, with a note that tells where. An
+exception in the caller's own code, between two tokens, ends nothing.
 
 References
 ----------
@@ -35,10 +38,11 @@ arXiv:2302.01318.
 from __future__ import annotations
 
 import importlib
+import inspect
 import math
 import operator
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from types import SimpleNamespace
 from typing import Any, Literal, Protocol, TypeVar, cast
@@ -54,10 +58,14 @@ from mtplx.distributions import (
 )
 
 __all__ = [
+    "CallableDrafter",
     "DepthPolicy",
+    "DraftTemperaturePolicy",
     "Drafter",
     "GenerationStats",
     "ModelDrafter",
+    "Policy",
+    "PromptLookupDrafter",
     "TargetModel",
     "TokenKind",
     "TokenStream",
@@ -121,8 +129,23 @@ class DepthPolicy(Protocol):
     def current_depth(self) -> int:
         """Depth of the next block; 0 or less drafts nothing."""
 
-    def observe(self, attempted: int, accepted: int) -> None:
-        """Learn that `accepted` of `attempted` drafts of a block were accepted."""
+    def observe(self, attempted: int, accepted: int, /) -> None:
+        """Learn that `accepted` of the `attempted` drafts of a block were accepted; 0 of 0 if none were."""
+
+
+class DraftTemperaturePolicy(Protocol):
+    """Chooses the temperature that drafts are drawn at."""
+
+    @property
+    def current_temperature(self) -> float:
+        """Draft temperature of the next block."""
+
+    def observe(self, attempted: int, accepted: int, /) -> None:
+        """Learn that `accepted` of the `attempted` drafts of a block were accepted; 0 of 0 if none were."""
+
+
+Policy = DepthPolicy | DraftTemperaturePolicy
+"""What `speculative_generate` takes as ``policy``: see `mtplx.policy`. One object may be both."""
 
 
 class _Backend(Protocol):
@@ -139,7 +162,14 @@ class _Backend(Protocol):
     def sample_from_distribution(self, probs: Distribution, rng: np.random.Generator) -> int: ...
 
     def verify_block(
-        self, target: Any, draft: Any, draft_tokens: Sequence[int], rng: np.random.Generator, *, rule: Rule
+        self,
+        target: Any,
+        draft: Any,
+        draft_tokens: Sequence[int],
+        rng: np.random.Generator,
+        *,
+        rule: Rule,
+        check_draft: bool,
     ) -> BlockDecision: ...
 
 
@@ -246,6 +276,136 @@ class ModelDrafter:
             self.model.rollback(self._state, len(self._ahead) - kept)
         self._ahead = []
         self._pending = committed[kept:]
+
+
+class PromptLookupDrafter:
+    """Copies what followed the text's last few tokens where they occurred before.
+
+    The longest ending of at most `max_ngram` tokens that occurred before is looked up, where it occurred
+    last, and what followed it is drafted. A copy that reaches the end of the text goes on with its own
+    drafts, so that a text that repeats itself is continued to any depth. Nothing is drafted when not even
+    the last `min_ngram` tokens occurred before. Drafts are point masses: they are chosen, not drawn.
+
+    One dictionary entry a token and length: proposals cost the same however long the text is.
+
+    Parameters
+    ----------
+    max_ngram, min_ngram : int
+        Longest and shortest ending that is looked up, ``1 <= min_ngram <= max_ngram``.
+
+    Raises
+    ------
+    ValueError
+        If `min_ngram` is below 1 or above `max_ngram`.
+
+    References
+    ----------
+    N. Yang et al., "Inference with Reference: Lossless Acceleration of Large Language Models",
+    arXiv:2304.04487.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mtplx.distributions import SamplerConfig
+    >>> drafter = PromptLookupDrafter()
+    >>> drafter.start([5, 6, 7, 8, 5, 6])
+    >>> drafter.propose(3, SamplerConfig(), np.random.default_rng(0))
+    ([7, 8, 5], None)
+    """
+
+    def __init__(self, max_ngram: int = 3, min_ngram: int = 1) -> None:
+        if not 1 <= operator.index(min_ngram) <= operator.index(max_ngram):
+            raise ValueError(
+                f"1 <= min_ngram <= max_ngram is needed; got min_ngram {min_ngram} and max_ngram {max_ngram}"
+            )
+        self.max_ngram = max_ngram
+        self.min_ngram = min_ngram
+        self._text: list[int] = []
+        # Where each n-gram was followed last: the index of the token behind it.
+        self._followed_at: dict[tuple[int, ...], int] = {}
+
+    def start(self, prompt: Sequence[int], /) -> None:
+        """Begin a text with `prompt`, which is looked up in as well."""
+        self._text = []
+        self._followed_at = {}
+        self.commit(prompt)
+
+    def propose(
+        self, depth: int, config: SamplerConfig, rng: np.random.Generator, /
+    ) -> tuple[list[int], None]:
+        """Copy `depth` tokens, or none; `config` and `rng` play no part."""
+        size = len(self._text)
+        for n in range(min(self.max_ngram, size), self.min_ngram - 1, -1):
+            source = self._followed_at.get(tuple(self._text[size - n :]))
+            if source is not None:
+                drafts = self._text[source : source + depth]
+                period = size - source
+                while len(drafts) < depth:
+                    drafts.append(drafts[-period])
+                return drafts, None
+        return [], None
+
+    def commit(self, tokens: Sequence[int], /) -> None:
+        """Append `tokens` to the text."""
+        for token in tokens:
+            size = len(self._text)
+            for n in range(self.min_ngram, min(self.max_ngram, size) + 1):
+                self._followed_at[tuple(self._text[size - n :])] = size
+            self._text.append(token)
+
+
+class CallableDrafter:
+    """A function of the text as a drafter, for drafts that need no state of their own.
+
+    Parameters
+    ----------
+    function : callable
+        Called as ``function(text, depth, config, rng)`` with the tokens of prompt and completion (a list of
+        its own), the largest number of drafts, the draft's `SamplerConfig`, and the generator to draw from
+        (no other: same seed, same tokens). It gives what `Drafter.propose` gives: ``(tokens, rows)``, rows
+        of shape [len(tokens), V], each the distribution that the token was drawn from, or None for point
+        masses.
+
+    Raises
+    ------
+    TypeError
+        If `function` cannot be called.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mtplx.distributions import SamplerConfig
+    >>> drafter = CallableDrafter(lambda text, depth, config, rng: ([text[-1] + 1] * depth, None))
+    >>> drafter.start([3, 4])
+    >>> drafter.propose(2, SamplerConfig(), np.random.default_rng(0))
+    ([5, 5], None)
+    """
+
+    def __init__(
+        self,
+        function: Callable[
+            [list[int], int, SamplerConfig, np.random.Generator],
+            tuple[Sequence[int], Sequence[Distribution] | BatchedSparseDistributions | None],
+        ],
+    ) -> None:
+        if not callable(function):
+            raise TypeError(f"a function is needed; got {function!r}")
+        self.function = function
+        self._text: list[int] = []
+
+    def start(self, prompt: Sequence[int], /) -> None:
+        """Begin a text with `prompt`."""
+        self._text = list(prompt)
+
+    def propose(
+        self, depth: int, config: SamplerConfig, rng: np.random.Generator, /
+    ) -> tuple[Sequence[int], Sequence[Distribution] | BatchedSparseDistributions | None]:
+        """Call the function."""
+        return self.function(list(self._text), depth, config, rng)
+
+    def commit(self, tokens: Sequence[int], /) -> None:
+        """Append `tokens` to the text."""
+        self._text += tokens
 
 
 @dataclass
@@ -433,13 +593,35 @@ def _verify(
 ) -> _Verdict:
     """Verify a block in one call; rows behind the first rejection never become distributions."""
     rows = _TargetRows(backend, block, config)
-    decision = backend.verify_block(rows, block.draft_rows, block.drafts, rng, rule=rule)
+    decision = backend.verify_block(rows, block.draft_rows, block.drafts, rng, rule=rule, check_draft=True)
     last: TokenKind | None = None
     if decision.bonus:
         last = "bonus"
     elif len(decision.tokens) > decision.accepted:
         last = "correction"
     return _Verdict(decision.tokens.tolist(), decision.accepted, decision.accept_probabilities.tolist(), last)
+
+
+def _chooses(policy: Any, attribute: str) -> bool:
+    # Not hasattr: the property of a policy may do what is meant for once a block.
+    return inspect.getattr_static(policy, attribute, None) is not None
+
+
+def _as_policies(policy: Any) -> tuple[list[Any], DepthPolicy | None, DraftTemperaturePolicy | None]:
+    """All policies, the one that chooses the depth, and the one that chooses the draft temperature."""
+    policies = [] if policy is None else list(policy) if isinstance(policy, list | tuple) else [policy]
+    depth = [each for each in policies if _chooses(each, "current_depth")]
+    temperature = [each for each in policies if _chooses(each, "current_temperature")]
+    for each in policies:
+        chooses = any(each is choosing for choosing in depth + temperature)
+        if not chooses or isinstance(each, type) or not callable(getattr(each, "observe", None)):
+            raise TypeError(
+                f"{each!r} is no policy: it needs observe(), and current_depth or current_temperature"
+            )
+    for choosing, what in ((depth, "depth"), (temperature, "draft temperature")):
+        if len(choosing) > 1:
+            raise ValueError(f"{len(choosing)} policies choose the {what}: {choosing}")
+    return policies, depth[0] if depth else None, temperature[0] if temperature else None
 
 
 class TokenStream(Iterator[int]):
@@ -467,7 +649,7 @@ class TokenStream(Iterator[int]):
         max_tokens: int,
         stop_tokens: Collection[int],
         seed: int | None,
-        policy: DepthPolicy | None,
+        policy: Policy | Sequence[Policy] | None,
         backend: BackendName,
     ) -> None:
         self._rule = as_rule(rule)
@@ -487,7 +669,7 @@ class TokenStream(Iterator[int]):
         self._config = config
         self._draft_config = draft_config
         self._depth = depth
-        self._policy = policy
+        self._policies, self._depth_policy, self._temperature_policy = _as_policies(policy)
         self._max_tokens = max_tokens
         self._stop_tokens = frozenset(operator.index(token) for token in stop_tokens)
         penalized = config.presence_penalty != 0 or config.frequency_penalty != 0
@@ -496,6 +678,7 @@ class TokenStream(Iterator[int]):
         self._committed: list[int] = []
         self._kinds: list[TokenKind] = []
         self._handed_out = 0
+        self._at = ""  # what a block is doing, for the note on an exception
         self._finished = max_tokens == 0
         self.stats = GenerationStats()
         began = perf_counter()
@@ -529,19 +712,25 @@ class TokenStream(Iterator[int]):
                 raise StopIteration
             # Should the block raise, the stream has ended.
             self._finished = True
-            self._finished = self._decode_block()
+            try:
+                self._finished = self._decode_block()
+            except Exception as error:
+                error.add_note(f"in the {self._at}, after {self.stats.tokens} tokens: the stream has ended")
+                raise
         self._handed_out += 1
         return self._committed[self._handed_out - 1]
 
     def _decode_block(self) -> bool:
         """Decode and commit one block; tell whether the text ends with it."""
         began = perf_counter()
+        self._at = "drafter's propose"
         drafts, draft_rows = self._propose()
         drafted = perf_counter()
         fed = [self._pending, *drafts]
         if drafts and drafts[-1] in self._stop_tokens:
             # If this draft is accepted the text is over: no row after it, no bonus.
             fed.pop()
+        self._at = "target's forward"
         logits = self._target.forward(self._state, fed)
         shape = tuple(np.shape(logits))
         expected = (len(fed), self._target.vocab_size)
@@ -550,18 +739,22 @@ class TokenStream(Iterator[int]):
                 f"the target gave logits of shape {shape} for {len(fed)} tokens; expected {expected}"
             )
         decoded = perf_counter()
+        self._at = "verification"
         block = _Block(drafts, draft_rows, logits, self._token_counts)
         verdict = _verify(self._backend, block, self._config, self._rule, self._verify_rng)
         verified = perf_counter()
         # The last of the committed tokens stays out of the state: it is the next block's pending one.
         excess = len(fed) - len(verdict.tokens)
         if excess:
+            self._at = "target's rollback"
             self._target.rollback(self._state, excess)
         rolled_back = perf_counter()
         if self._drafter is not None:
+            self._at = "drafter's commit"
             self._drafter.commit(verdict.tokens)
-        if self._policy is not None and drafts:
-            self._policy.observe(len(drafts), verdict.accepted)
+        self._at = "policy's observe"
+        for policy in self._policies:
+            policy.observe(len(drafts), verdict.accepted)
         if self._token_counts is not None:
             for token in verdict.tokens:
                 self._token_counts[token] = self._token_counts.get(token, 0) + 1
@@ -583,19 +776,24 @@ class TokenStream(Iterator[int]):
     def _propose(self) -> tuple[list[int], Sequence[Distribution] | None]:
         if self._drafter is None:
             return [], None
-        depth = self._depth if self._policy is None else self._policy.current_depth
+        depth = self._depth
+        if self._depth_policy is not None:
+            depth = operator.index(self._depth_policy.current_depth)
         # A block commits one token more than it has accepted drafts.
         depth = min(depth, self._max_tokens - len(self._committed) - 1)
         if depth < 1:
             return [], None
-        proposed, rows = self._drafter.propose(depth, self._draft_config, self._draft_rng)
+        config = self._draft_config
+        if self._temperature_policy is not None:
+            config = replace(config, temperature=self._temperature_policy.current_temperature)
+        answer = self._drafter.propose(depth, config, self._draft_rng)
+        if not isinstance(answer, tuple) or len(answer) != 2:
+            raise TypeError(f"the drafter must give a tuple (tokens, rows); got {_brief(answer)}")
+        proposed, rows = answer
         drafts = [operator.index(token) for token in proposed]
-        if isinstance(rows, BatchedSparseDistributions):
-            rows = [rows.to_distribution(i) for i in range(len(rows))]
         if len(drafts) > depth:
             raise ValueError(f"the drafter proposed {len(drafts)} tokens; asked for at most {depth}")
-        if rows is not None and len(rows) != len(drafts):
-            raise ValueError(f"the drafter gave {len(rows)} rows for {len(drafts)} tokens")
+        checked = None if rows is None else self._checked_rows(rows, len(drafts))
         for i, token in enumerate(drafts):
             if not 0 <= token < self._target.vocab_size:
                 raise ValueError(
@@ -604,8 +802,29 @@ class TokenStream(Iterator[int]):
             if token in self._stop_tokens:
                 # The text ends here or before, so what was drafted behind it is of no use. Every draft up
                 # to this one is still tested, which is all that the law asks for.
-                return drafts[: i + 1], None if rows is None else rows[: i + 1]
-        return drafts, rows
+                return drafts[: i + 1], None if checked is None else checked[: i + 1]
+        return drafts, checked
+
+    def _checked_rows(self, rows: Any, count: int) -> Sequence[Distribution]:
+        """The drafter's rows as a sequence, `count` of them; dense ones are V long."""
+        if isinstance(rows, BatchedSparseDistributions):
+            rows = [rows.to_distribution(i) for i in range(len(rows))]
+        if not hasattr(rows, "__len__"):
+            raise TypeError(f"the drafter's rows must be a sequence or None; got {_brief(rows)}")
+        if len(rows) != count:
+            raise ValueError(f"the drafter gave {len(rows)} rows for {count} tokens")
+        for i, row in enumerate(rows):
+            # Verification reads two numbers of a row whose draft is accepted: it would not notice.
+            if not isinstance(row, SparseDistribution) and np.shape(row) != (self._target.vocab_size,):
+                raise ValueError(
+                    f"row {i} of the drafter has shape {np.shape(row)}; expected ({self._target.vocab_size},)"
+                )
+        return cast(Sequence[Distribution], rows)
+
+
+def _brief(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def generate(
@@ -688,7 +907,7 @@ def speculative_generate(
     max_tokens: int,
     stop_tokens: Collection[int] = (),
     seed: int | None = None,
-    policy: DepthPolicy | None = None,
+    policy: Policy | Sequence[Policy] | None = None,
     backend: BackendName = "compiled",
 ) -> TokenStream:
     """Decode speculatively: the drafter guesses, the target checks a whole block in one call.
@@ -708,7 +927,8 @@ def speculative_generate(
         The target's temperature, truncation and penalties. Penalties count the tokens of the completion
         before each position, the block's own drafts included.
     draft_config : SamplerConfig, optional
-        Handed to the drafter; default `config`. Drafters apply no penalties.
+        Handed to the drafter; default `config`. Drafters apply no penalties. Any temperature and
+        truncation keep the law, for q is the distribution that the drafts were drawn from.
     depth : int, default 4
         K, the drafts per block, at least 1. Blocks near `max_tokens` are shorter, so that no draft is
         useless.
@@ -722,8 +942,10 @@ def speculative_generate(
     seed : int, optional
         Same seed, same tokens. None: fresh entropy. Drafter and verifier draw from generators of their
         own: children 0 and 1 of ``numpy.random.SeedSequence(seed)``.
-    policy : DepthPolicy, optional
-        Chooses the depth of every block instead of `depth`.
+    policy : DepthPolicy or DraftTemperaturePolicy, or a list or tuple of both, optional
+        Chooses the depth of every block instead of `depth`, the temperature of its drafts instead of
+        that in `draft_config`, or both; see `mtplx.policy`. It observes every block. Policies carry on
+        from where they are: for the same tokens from the same seed, pass a fresh one.
     backend : {"compiled", "reference"}
         Module that samples: `mtplx.sampling` or `mtplx.reference`. Both give the same tokens.
 
@@ -735,9 +957,11 @@ def speculative_generate(
     Raises
     ------
     ValueError
-        Empty prompt, `depth` below 1, negative `max_tokens`, unknown `rule` or `backend`; during
-        iteration, a drafter that breaks its protocol, logits of a wrong shape, or logits that are no
-        distribution (`mtplx.distributions.NonFiniteLogitsError`).
+        Empty prompt, `depth` below 1, negative `max_tokens`, unknown `rule` or `backend`, two policies
+        for one thing; during iteration, a drafter that breaks its protocol, logits of a wrong shape, or
+        logits that are no distribution (`mtplx.distributions.NonFiniteLogitsError`).
+    TypeError
+        What is passed as a policy is none; during iteration, a drafter that does not give a pair.
 
     Examples
     --------
