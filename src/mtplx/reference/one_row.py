@@ -170,9 +170,9 @@ def accurate_sum(values: Float64) -> float:
     "Ultimately fast accurate summation", SIAM J. Sci. Comput. 31, 2009).
     """
     _, exponent = math.frexp(float(values.max()))
-    cut = math.ldexp(1.5, exponent + values.size.bit_length()) if exponent < 900 else math.inf
-    if math.isinf(cut):
-        return float(values.sum())
+    if exponent > 900:  # the cut would overflow; what the scaling rounds is far below the last bit
+        return accurate_sum(values * 2.0**-200) * 2.0**200
+    cut = math.ldexp(1.5, exponent + values.size.bit_length())
     upper = (values + cut) - cut
     return float(upper.sum() + (values - upper).sum())
 
