@@ -132,6 +132,34 @@ def test_options_reach_the_decoder(mtplx: Callable[..., tuple[int, str, str]]) -
         assert as_json(mtplx, "--temperature", "1.5", option, value)["text"] == greedy["text"]
 
 
+def test_policies_reach_the_decoder(mtplx: Callable[..., tuple[int, str, str]]) -> None:
+    def drafted(*arguments: str) -> list[int]:
+        stats = as_json(mtplx, "--max-tokens", "150", *arguments)["stats"]["drafted_by_depth"]
+        assert isinstance(stats, list)
+        return stats
+
+    for policy in ("streak", "expected-value", "cost-model"):
+        by_depth = drafted("--policy", policy, "--depth", "6", "--draft-cost", "0.3")
+        assert len(set(by_depth[:-1])) > 1  # without a policy only the blocks near the end are shorter
+    # A draft that costs more than it can bring: none is made.
+    assert drafted("--policy", "cost-model", "--draft-cost", "5") == []
+    assert len(drafted("--policy", "expected-value", "--draft-cost", "1")) == 1
+
+
+def test_draft_temperatures_by_curve_and_adapting(mtplx: Callable[..., tuple[int, str, str]]) -> None:
+    curve = as_json(mtplx, "--temperature", "0.8", "--draft-temperature", "0.2:0.1,0.6:0.4,1:1")
+    assert curve["settings"]["draft_temperature"] == pytest.approx(0.7)
+    number = as_json(mtplx, "--temperature", "0.8", "--draft-temperature", "0.7")
+    assert curve["tokens"] == number["tokens"]
+    adaptive = as_json(mtplx, "--draft-temperature", "adaptive", "--max-tokens", "150")
+    assert adaptive["settings"]["draft_temperature"] == 0.6
+    assert adaptive["settings"]["draft_temperature_adapts"] is True
+    fixed = as_json(mtplx, "--max-tokens", "150")
+    assert fixed["settings"]["draft_temperature_adapts"] is False
+    assert adaptive["tokens"][:20] == fixed["tokens"][:20]
+    assert adaptive["tokens"] != fixed["tokens"]
+
+
 def test_no_tokens_at_all(mtplx: Callable[..., tuple[int, str, str]]) -> None:
     status, out, err = mtplx(*QUICK, "--max-tokens", "0", "--prompt", "Nothing follows")
     assert (status, out) == (0, "Nothing follows\n")
@@ -206,6 +234,13 @@ def test_a_pipe_gets_plain_text_even_when_colours_are_forced() -> None:
         (["generate", "--presence-penalty", "nan"], "--presence-penalty"),
         (["generate", "--frequency-penalty", "-inf"], "--frequency-penalty"),
         (["generate", "--draft-temperature", "nan"], "--draft-temperature"),
+        (["generate", "--draft-temperature", "warm"], "'warm' is no number"),
+        (["generate", "--draft-temperature", "0.2:0.1,0.6"], "got (0.6,)"),
+        (["generate", "--draft-temperature", "0.2:0.1,0.2:0.3"], "two points"),
+        (["generate", "--draft-temperature", "adaptive", "--temperature", "0.2"], "got 0.2"),
+        (["generate", "--policy", "longest"], "longest"),
+        (["generate", "--draft-cost", "-1"], "--draft-cost"),
+        (["generate", "--draft-cost", "nan"], "--draft-cost"),
         (["generate", "--top-k", "2.5"], "--top-k"),
         (["generate", "--backend", "cuda"], "cuda"),
         (["generate", "--prompt"], "--prompt"),

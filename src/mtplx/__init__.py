@@ -19,6 +19,7 @@ _SUBMODULES = (
     "distributions",
     "models",
     "oracle",
+    "policy",
     "reference",
     "sampling",
     "verification",

@@ -35,7 +35,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from mtplx.decoding import GenerationStats, TokenKind, TokenStream
+    from mtplx.decoding import GenerationStats, Policy, TokenKind, TokenStream
     from mtplx.models.ngram import NGramPair, PieceTokenizer
 
 __all__ = ["CommandError", "app", "main", "run"]
@@ -62,17 +62,82 @@ class Backend(StrEnum):
     reference = "reference"
 
 
+class DepthPolicyName(StrEnum):
+    """A policy of `mtplx.policy` that chooses the depth."""
+
+    streak = "streak"
+    expected_value = "expected-value"
+    cost_model = "cost-model"
+
+
 def _finite(value: float | None) -> float | None:
     if value is not None and not math.isfinite(value):
         raise typer.BadParameter(f"{value} is not a finite number.")
     return value
 
 
+ADAPTIVE = "adaptive"
+
+
+def _draft_temperature(text: str, target: float) -> float:
+    """Read ``--draft-temperature``: a number, a curve ``target:draft,..``, or `ADAPTIVE`: that of the target."""
+    from mtplx.policy import resolve_draft_temperature
+
+    try:
+        if text == ADAPTIVE:
+            return target
+        if ":" in text:
+            curve = [tuple(map(float, point.split(":"))) for point in text.split(",")]
+            return resolve_draft_temperature(curve, target, default=target)
+        value = float(text)
+    except ValueError as error:
+        raise typer.BadParameter(
+            f"{text!r} is no number, no curve target:draft,.. and not {ADAPTIVE!r}: {error}."
+        ) from error
+    _finite(value)
+    return value
+
+
+def _check_draft_temperature(text: str | None) -> str | None:
+    if text is not None:
+        _draft_temperature(text, 1.0)
+    return text
+
+
+def _policies(
+    depth_policy: DepthPolicyName | None, depth: int, draft_cost: float, draft_temperature: float | None
+) -> list[Policy]:
+    """The chosen depth policy, and one for the draft temperature if a temperature to begin at is given."""
+    from mtplx import policy
+
+    policies: list[Policy] = []
+    match depth_policy:
+        case DepthPolicyName.streak:
+            policies.append(policy.StreakDepth(depth, maximum=depth))
+        case DepthPolicyName.expected_value:
+            policies.append(policy.ExpectedValueDepth(draft_cost, maximum=depth))
+        case DepthPolicyName.cost_model:
+            policies.append(policy.CostModelDepth(draft_cost, maximum=depth))
+    if draft_temperature is not None:
+        try:
+            policies.append(policy.AdaptiveDraftTemperature(draft_temperature))
+        except ValueError as error:
+            raise CommandError(f"--draft-temperature {ADAPTIVE} begins at --temperature: {error}") from error
+    return policies
+
+
 @app.command()
 def generate(
     prompt: Annotated[str, typer.Option(help="Text to continue.")] = "The",
     max_tokens: Annotated[int, typer.Option(min=0, help="Most tokens to decode.")] = 200,
-    depth: Annotated[int, typer.Option(min=1, help="Drafts per block.")] = 4,
+    depth: Annotated[int, typer.Option(min=1, help="Drafts per block; with --policy, the most.")] = 4,
+    policy: Annotated[
+        DepthPolicyName | None, typer.Option(show_default="none", help="Adapts the drafts per block.")
+    ] = None,
+    draft_cost: Annotated[
+        float,
+        typer.Option(min=0.0, callback=_finite, help="Cost of a draft in calls of the target, for --policy."),
+    ] = 0.1,
     temperature: Annotated[
         float, typer.Option(callback=_finite, help="Divides the logits; 0 or less is greedy.")
     ] = 0.6,
@@ -87,8 +152,13 @@ def generate(
         float, typer.Option(callback=_finite, help="Taken for each time it was decoded; in [-2, 2].")
     ] = 0.0,
     draft_temperature: Annotated[
-        float | None,
-        typer.Option(callback=_finite, show_default="that of the target", help="The drafter's temperature."),
+        str | None,
+        typer.Option(
+            metavar="NUMBER|CURVE|adaptive",
+            callback=_check_draft_temperature,
+            show_default="that of the target",
+            help="The drafter's temperature; a curve is target:draft,target:draft,..",
+        ),
     ] = None,
     seed: Annotated[
         int | None, typer.Option(min=0, show_default="a random one", help="Same seed, same text.")
@@ -113,9 +183,11 @@ def generate(
     from mtplx.distributions import SamplerConfig
 
     config = SamplerConfig(temperature, top_p, top_k, presence_penalty, frequency_penalty)
-    draft_config = replace(
-        config, temperature=config.temperature if draft_temperature is None else draft_temperature
-    )
+    draft_config = config
+    if draft_temperature is not None:
+        draft_config = replace(config, temperature=_draft_temperature(draft_temperature, temperature))
+    adapted = draft_config.temperature if draft_temperature == ADAPTIVE else None
+    policies = _policies(policy, depth, draft_cost, adapted)
     if seed is None:
         seed = secrets.randbits(32)
     pair = _train(corpus)
@@ -125,6 +197,7 @@ def generate(
         config=config,
         draft_config=draft_config,
         depth=depth,
+        policy=policies,
         max_tokens=max_tokens,
         seed=seed,
         backend=backend.value,
@@ -134,12 +207,15 @@ def generate(
         settings = {
             "max_tokens": max_tokens,
             "depth": depth,
+            "policy": None if policy is None else policy.value,
+            "draft_cost": draft_cost,
             "temperature": temperature,
             "top_p": top_p,
             "top_k": top_k,
             "presence_penalty": presence_penalty,
             "frequency_penalty": frequency_penalty,
             "draft_temperature": draft_config.temperature,
+            "draft_temperature_adapts": adapted is not None,
             "seed": seed,
             "backend": backend.value,
             "corpus": None if corpus is None else str(corpus),
