@@ -80,7 +80,7 @@ ADAPTIVE = "adaptive"
 
 
 def _draft_temperature(text: str, target: float) -> float:
-    """Read ``--draft-temperature``: a number, a curve ``target:draft,..``, or `ADAPTIVE`: that of the target."""
+    """Read ``--draft-temperature``: a number, a curve ``target:draft,..``, or `ADAPTIVE`: the target's."""
     from mtplx.policy import resolve_draft_temperature
 
     try:
