@@ -28,7 +28,7 @@ cnp.import_array()
 # Division of these temperatures by Markstein's correction loses nothing (kernels_body.h); the float32
 # exponentials need a narrower range.
 cdef double RECIPROCAL_LOW = 2.0 ** -960, RECIPROCAL_HIGH = 2.0 ** 960
-cdef double NARROW_LOW = 2.0 ** -60, NARROW_HIGH = 2.0 ** 60, NARROW_TOP = 2.0 ** 20
+cdef double NARROW_LOW = 2.0 ** -60, NARROW_HIGH = 2.0 ** 60, NARROW_TOP = 2.0 ** 16
 
 
 cdef double largest_logit(const Row *row) noexcept nogil:
@@ -110,7 +110,7 @@ cdef double exponentials(const Row *row, const scaling *s, double *out) noexcept
 
 
 cdef double narrow_exponentials(const Row *row, const scaling *s, float *out) noexcept nogil:
-    """The exponentials as float32, their sum as float64."""
+    """The exponentials as float32, times a common factor, and their sum as float64."""
     cdef double buffer[CHUNK]
     cdef double wide[CHUNK]
     cdef const void *piece

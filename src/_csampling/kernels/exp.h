@@ -25,39 +25,38 @@ static const double EXP_Q[10] = {
 /* Below this the result is not a normal number (exp(-708.4) = 2^-1022). */
 #define EXP_NORMAL_F64 (-708.0)
 
-/* y = exp(x) * 2^raise for |x| <= 708, or as far as x log2 e + raise stays a normal exponent. */
-INLINE void exp_scaled_f64(const f64v *x, f64v *y, int64_t raise)
+/* The reduction: x = n ln 2 + r, n in the low bits of t; |x| <= 750. */
+INLINE f64v exp_reduce_f64(f64v x, f64v *t)
 {
-    f64v t[LOCKSTEP], r[LOCKSTEP], r2[LOCKSTEP], a[LOCKSTEP], b[LOCKSTEP];
-    IN_LOCKSTEP t[j] = fma_f64(x[j], all_f64(LOG2_E), all_f64(0x1.8p52));
-    IN_LOCKSTEP a[j] = t[j] - all_f64(0x1.8p52);
-    IN_LOCKSTEP r[j] = fnma_f64(a[j], all_f64(LN2_HIGH), x[j]);
-    IN_LOCKSTEP r[j] = fnma_f64(a[j], all_f64(LN2_LOW), r[j]);
-    IN_LOCKSTEP r2[j] = r[j] * r[j];
-    IN_LOCKSTEP a[j] = fma_f64(all_f64(EXP_Q[9]), r[j], all_f64(EXP_Q[8]));
-    IN_LOCKSTEP b[j] = fma_f64(all_f64(EXP_Q[7]), r[j], all_f64(EXP_Q[6]));
-    IN_LOCKSTEP a[j] = fma_f64(a[j], r2[j], b[j]);
-    IN_LOCKSTEP b[j] = fma_f64(all_f64(EXP_Q[5]), r[j], all_f64(EXP_Q[4]));
-    IN_LOCKSTEP a[j] = fma_f64(a[j], r2[j], b[j]);
-    IN_LOCKSTEP b[j] = fma_f64(all_f64(EXP_Q[3]), r[j], all_f64(EXP_Q[2]));
-    IN_LOCKSTEP a[j] = fma_f64(a[j], r2[j], b[j]);
-    IN_LOCKSTEP b[j] = fma_f64(all_f64(EXP_Q[1]), r[j], all_f64(EXP_Q[0]));
-    IN_LOCKSTEP a[j] = fma_f64(a[j], r2[j], b[j]);
-    IN_LOCKSTEP a[j] = fma_f64(a[j], r2[j], r[j]) + all_f64(1.0);
-    IN_LOCKSTEP y[j] = (f64v)((i64v)a[j] + (i64v)((u64v)t[j] << 52) + (raise << 52));
+    *t = fma_f64(x, all_f64(LOG2_E), all_f64(0x1.8p52));
+    const f64v n = *t - all_f64(0x1.8p52);
+    return fnma_f64(n, all_f64(LN2_LOW), fnma_f64(n, all_f64(LN2_HIGH), x));
+}
+
+/* exp(r) * 2^(n + raise), as long as n + raise stays a normal exponent. */
+INLINE f64v exp_reduced_f64(f64v r, f64v t, int64_t raise)
+{
+    const f64v r2 = r * r;
+    f64v a = fma_f64(all_f64(EXP_Q[9]), r, all_f64(EXP_Q[8]));
+    a = fma_f64(a, r2, fma_f64(all_f64(EXP_Q[7]), r, all_f64(EXP_Q[6])));
+    a = fma_f64(a, r2, fma_f64(all_f64(EXP_Q[5]), r, all_f64(EXP_Q[4])));
+    a = fma_f64(a, r2, fma_f64(all_f64(EXP_Q[3]), r, all_f64(EXP_Q[2])));
+    a = fma_f64(a, r2, fma_f64(all_f64(EXP_Q[1]), r, all_f64(EXP_Q[0])));
+    a = fma_f64(a, r2, r) + all_f64(1.0);
+    return (f64v)((i64v)a + (i64v)((u64v)t << 52) + (raise << 52));
 }
 
 /* x = exp(x) for any x <= 708, subnormal results, -inf and NaN included. Where the result is normal
- * it has the bits of exp_scaled_f64(x, y, 0).
+ * it has the bits of the reduction and exp_reduced_f64(r, t, 0).
  *
  * A subnormal result is never the result of an arithmetic instruction, which would cost a microcode
  * assist on many CPUs: with y = exp(x) * 2^128, adding 2^-894 rounds y to a multiple of 2^-946, and the
  * difference of the bit patterns counts how many, which is the bit pattern of exp(x). */
 INLINE void exp_any_f64(f64v *x)
 {
-    f64v y[LOCKSTEP];
-    IN_LOCKSTEP y[j] = at_least_f64(-746.0, x[j]); /* exp(-746) rounds to 0 */
-    exp_scaled_f64(y, y, 128);
+    f64v y[LOCKSTEP], t[LOCKSTEP];
+    IN_LOCKSTEP y[j] = exp_reduce_f64(at_least_f64(-746.0, x[j]), &t[j]); /* exp(-746) rounds to 0 */
+    IN_LOCKSTEP y[j] = exp_reduced_f64(y[j], t[j], 128);
     IN_LOCKSTEP
     {
         const f64v normal = (f64v)((i64v)y[j] - ((int64_t)128 << 52));

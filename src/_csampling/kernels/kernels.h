@@ -75,8 +75,8 @@ typedef struct kernels {
     /* The same total, bit for bit, without storing. */
     void (*exp_sum_f32)(const float *x, size_t n, const scaling *s, running *total);
     void (*exp_sum_f64)(const double *x, size_t n, const scaling *s, running *total);
-    /* out = exp(z) within 2 float32 ulp, for |top| < 2^20 and T within 2^-60..2^60; the total is summed
-     * in float64. */
+    /* out = exp(z) times a common factor near 1, within 2 float32 ulp, for |top| < 2^16 and T within
+     * 2^-60..2^60; the total is summed in float64. */
     void (*exp_narrow)(const float *x, size_t n, const scaling *s, float *out, running *total);
     /* SIDE_BY_SIDE maxima per CHUNK; nonzero if a NaN was met. */
     int (*block_maxima_f32)(const float *x, size_t n, double *maxima);
@@ -89,7 +89,7 @@ typedef struct kernels {
     size_t (*collect_f64)(const double *x, size_t n, double threshold, int64_t base, int64_t *ids, double *values);
 
     /* ---- probabilities ---- */
-    /* out = x / divisor; in place allowed. */
+    /* out = x / divisor, both sides finite; in place allowed. */
     void (*divide_f64)(const double *x, size_t n, double divisor, double *out);
     void (*divide_f32)(const float *x, size_t n, double divisor, float *out);
     /* As block_maxima_f64; nonzero if an element is negative or NaN. */

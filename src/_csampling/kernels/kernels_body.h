@@ -21,6 +21,7 @@
 
 enum {
     SIXTEEN = 16,
+    SPAN = 4 * SIXTEEN, /* what a running sum takes at a time */
     GROUP = SIXTEEN / F64_LANES, /* vectors in a group of 16 doubles, and in one of 32 floats */
     /* Vectors that hold SIDE_BY_SIDE lanes. */
     SIDE_F64 = SIDE_BY_SIDE / F64_LANES,
@@ -182,144 +183,170 @@ INLINE f64v load_logits(const void *x, size_t i, int single)
     return single ? load_f32_as_f64((const float *)x + i) : load_f64((const double *)x + i);
 }
 
-/* exp of one group of 16 at x + i; the results go to out, unless it is NULL, and onto acc. */
-INLINE void exp_group(const void *x, size_t i, int single, const scaling *s, int rule, double *out, f64v *acc)
+/* exp of `count` logits at x + i, a multiple of SIXTEEN, whatever they are; see exp_span. */
+INLINE void exp_any_span(const void *x, size_t i, size_t count, int single, const scaling *s, int rule, int store,
+                         double *out, f64v *acc)
 {
-    UNROLLED for (int first = 0; first < GROUP; first += LOCKSTEP) {
-        f64v z[LOCKSTEP];
-        i64v normal;
-        IN_LOCKSTEP z[j] = scale(load_logits(x, i + (first + j) * F64_LANES, single), s, rule);
-        normal = z[0] >= all_f64(EXP_NORMAL_F64);
-        UNROLLED for (int j = 1; j < LOCKSTEP; ++j) normal &= z[j] >= all_f64(EXP_NORMAL_F64);
-        if (UNLIKELY(bits_f64(~normal))) {
-            if (rule == SCALE_RECIPROCAL)
-                IN_LOCKSTEP
-                {
-                    const f64v logit = load_logits(x, i + (first + j) * F64_LANES, single);
-                    z[j] = select_f64(z[j] == z[j], z[j], scale(logit, s, SCALE_DIVIDE));
-                }
+    for (size_t at = 0; at < count; at += SIXTEEN)
+        UNROLLED for (int first = 0; first < GROUP; first += LOCKSTEP) {
+            const size_t place = at + first * F64_LANES;
+            f64v logit[LOCKSTEP], z[LOCKSTEP];
+            IN_LOCKSTEP logit[j] = load_logits(x, i + place + j * F64_LANES, single);
+            IN_LOCKSTEP z[j] = scale(logit[j], s, rule);
+            if (rule == SCALE_RECIPROCAL) {
+                const f64v lowest = all_f64(-INFINITY);
+                i64v fine = ~(i64v){0};
+                IN_LOCKSTEP fine &= (z[j] == z[j]) | (logit[j] == lowest);
+                if (all_set_f64(fine))
+                    IN_LOCKSTEP z[j] = select_f64(z[j] == z[j], z[j], lowest);
+                else
+                    IN_LOCKSTEP z[j] = select_f64(z[j] == z[j], z[j], scale(logit[j], s, SCALE_DIVIDE));
+            }
             exp_any_f64(z);
-        } else {
-            exp_scaled_f64(z, z, 0);
+            if (store)
+                IN_LOCKSTEP store_f64(out + place + j * F64_LANES, z[j]);
+            IN_LOCKSTEP acc[first + j] += z[j];
         }
-        if (out)
-            IN_LOCKSTEP store_f64(out + (first + j) * F64_LANES, z[j]);
-        IN_LOCKSTEP acc[first + j] += z[j];
-    }
 }
 
-INLINE void exp_row(const void *x, size_t n, int single, const scaling *s, int rule, double *out, running *total)
+/* exp of `SPAN` logits at x + i; the results go to out, if they are to be stored, and group by group onto acc.
+ *
+ * Two passes over a buffer in the L1 cache: from the logit to the exp of a quotient it is a chain of twenty
+ * operations, and no scheduler holds enough groups of them to fill the multipliers; half the chain, it does. */
+INLINE void exp_span(const void *x, size_t i, int single, const scaling *s, int rule, int store, double *out,
+                     f64v *acc)
 {
+    double r[SPAN], t[SPAN];
+    i64v normal = ~(i64v){0};
+    for (size_t at = 0; at < SPAN; at += SIXTEEN)
+        IN_GROUP
+        {
+            const size_t place = at + j * F64_LANES;
+            const f64v z = scale(load_logits(x, i + place, single), s, rule);
+            f64v shifted;
+            normal &= z >= all_f64(EXP_NORMAL_F64);
+            store_f64(r + place, exp_reduce_f64(z, &shifted));
+            store_f64(t + place, shifted);
+        }
+    if (UNLIKELY(!all_set_f64(normal))) {
+        exp_any_span(x, i, SPAN, single, s, rule, store, out, acc);
+        return;
+    }
+    for (size_t at = 0; at < SPAN; at += SIXTEEN)
+        IN_GROUP
+        {
+            const size_t place = at + j * F64_LANES;
+            const f64v y = exp_reduced_f64(load_f64(r + place), load_f64(t + place), 0);
+            if (store)
+                store_f64(out + place, y);
+            acc[j] += y;
+        }
+}
+
+INLINE void exp_row(const void *x, size_t n, int single, const scaling *given, int rule, int store, double *out,
+                    running *total)
+{
+    const scaling own = *given, *const s = &own; /* out may not change it */
     f64v sum[GROUP], lost[GROUP], acc[GROUP];
     size_t i = 0;
     load_running(total, sum, lost);
-    while (i < n) {
-        const size_t end = n - i > 4 * SIXTEEN ? i + 4 * SIXTEEN : n;
+    for (; i + SPAN <= n; i += SPAN) {
         IN_GROUP acc[j] = all_f64(0.0);
-        for (; i + SIXTEEN <= end; i += SIXTEEN)
-            exp_group(x, i, single, s, rule, out ? out + i : NULL, acc);
-        if (i < end) {
-            double results[SIXTEEN];
-            if (single) {
-                float padded[SIXTEEN];
-                for (int lane = 0; lane < SIXTEEN; ++lane) padded[lane] = -INFINITY;
-                memcpy(padded, (const float *)x + i, (end - i) * sizeof(float));
-                exp_group(padded, 0, 1, s, rule, results, acc);
-            } else {
-                PADDED_F64(padded, (const double *)x, i, end, -INFINITY);
-                exp_group(padded, 0, 0, s, rule, results, acc);
-            }
-            if (out)
-                memcpy(out + i, results, (end - i) * sizeof(double));
-            i = end;
-        }
+        exp_span(x, i, single, s, rule, store, store ? out + i : NULL, acc);
+        add_lanes(sum, lost, acc);
+    }
+    if (i < n) {
+        const size_t groups = (n - i + SIXTEEN - 1) / SIXTEEN * SIXTEEN;
+        double wide[SPAN], results[SPAN];
+        float narrow[SPAN];
+        for (size_t lane = 0; lane < groups; ++lane)
+            if (single)
+                narrow[lane] = i + lane < n ? ((const float *)x)[i + lane] : -INFINITY;
+            else
+                wide[lane] = i + lane < n ? ((const double *)x)[i + lane] : -INFINITY;
+        IN_GROUP acc[j] = all_f64(0.0);
+        exp_any_span(single ? (const void *)narrow : (const void *)wide, 0, groups, single, s, rule, 1,
+                     results, acc);
+        if (store)
+            memcpy(out + i, results, (n - i) * sizeof(double));
         add_lanes(sum, lost, acc);
     }
     store_running(total, sum, lost);
 }
 
 /* The common rules with their constants known to the compiler; the rare ones share one loop. */
-#define EXP_BY_RULE(x, n, single, s, out, total)                                     \
+#define EXP_BY_RULE(x, n, single, s, store, out, total)                                     \
     do {                                                                             \
         if ((s)->rule == SCALE_NONE)                                                 \
-            exp_row(x, n, single, s, SCALE_NONE, out, total);                        \
+            exp_row(x, n, single, s, SCALE_NONE, store, out, total);                        \
         else if (HAS_FMA && (s)->rule == SCALE_RECIPROCAL)                           \
-            exp_row(x, n, single, s, SCALE_RECIPROCAL, out, total);                  \
+            exp_row(x, n, single, s, SCALE_RECIPROCAL, store, out, total);                  \
         else                                                                         \
-            exp_row(x, n, single, s, (s)->rule == SCALE_SHIFT ? SCALE_SHIFT : SCALE_DIVIDE, out, total); \
+            exp_row(x, n, single, s, (s)->rule == SCALE_SHIFT ? SCALE_SHIFT : SCALE_DIVIDE, store, out, total); \
     } while (0)
 
 static void exp_f32(const float *x, size_t n, const scaling *s, double *out, running *total)
 {
-    EXP_BY_RULE(x, n, 1, s, out, total);
+    EXP_BY_RULE(x, n, 1, s, 1, out, total);
 }
 
 static void exp_f64(const double *x, size_t n, const scaling *s, double *out, running *total)
 {
-    EXP_BY_RULE(x, n, 0, s, out, total);
+    EXP_BY_RULE(x, n, 0, s, 1, out, total);
 }
 
 static void exp_sum_f32(const float *x, size_t n, const scaling *s, running *total)
 {
-    EXP_BY_RULE(x, n, 1, s, NULL, total);
+    EXP_BY_RULE(x, n, 1, s, 0, NULL, total);
 }
 
 static void exp_sum_f64(const double *x, size_t n, const scaling *s, running *total)
 {
-    EXP_BY_RULE(x, n, 0, s, NULL, total);
+    EXP_BY_RULE(x, n, 0, s, 0, NULL, total);
 }
 
 /* ---- logits: float32 result ------------------------------------------------------------------ */
 
-/* The argument of 2^x as a pair of floats: d + error = x - top exactly (Knuth), times log2(e)/T as a
- * pair. The rounded part goes to the exponent, |f| <= 1/2 to the polynomial. */
-INLINE void exp_narrow_group(const float *x, float top, float per_unit, float per_unit_low, float *out, f64v *acc)
+/* 2^(x c - base) of 32 floats, c = log2(e)/T as a pair of floats, base a whole number near the largest x c.
+ *
+ * Which base is taken does not matter to a softmax, and a whole one costs nothing: shift = 1.5 * 2^23 - base makes
+ * t = x c + shift the rounded exponent, and shift - t, which is exact, takes x c to f in about [-1/2, 1/2] in a
+ * single fused multiply-add, rounded once, at the size of f. */
+INLINE void exp_narrow_group(const float *x, float c, float c_low, float shift, float *out, f64v *acc)
 {
     UNROLLED for (int first = 0; first < GROUP; first += LOCKSTEP) {
-        f32v d[LOCKSTEP], e[LOCKSTEP], t[LOCKSTEP], f[LOCKSTEP];
-        i32v normal;
-        IN_LOCKSTEP
-        {
-            const f32v v = load_f32(x + (first + j) * F32_LANES);
-            d[j] = v - all_f32(top);
-            const f32v back = d[j] - v;
-            e[j] = (v - (d[j] - back)) - (all_f32(top) + back);
-        }
-        normal = d[0] * all_f32(per_unit) >= all_f32(-125.0f);
-        UNROLLED for (int j = 1; j < LOCKSTEP; ++j) normal &= d[j] * all_f32(per_unit) >= all_f32(-125.0f);
-        const int plain = !bits_f32(~normal);
-        f32v nan[LOCKSTEP];
+        f32v v[LOCKSTEP], t[LOCKSTEP], f[LOCKSTEP], y[LOCKSTEP];
+        i32v normal = ~(i32v){0};
+        IN_LOCKSTEP v[j] = load_f32(x + (first + j) * F32_LANES);
+        IN_LOCKSTEP t[j] = fma_f32(v[j], all_f32(c), all_f32(shift));
+        IN_LOCKSTEP normal &= t[j] >= all_f32(0x1.8p23f - 125.0f);
+        const int plain = all_set_f32(normal);
         if (UNLIKELY(!plain))
             IN_LOCKSTEP
             {
-                /* Below 2^-150 all is 0; -inf minus -inf would be NaN in the error term. */
-                const f32v floor = all_f32(-152.0f / per_unit);
-                nan[j] = d[j];
-                const i32v inside = d[j] > floor;
-                d[j] = select_f32(inside, d[j], floor);
-                e[j] = select_f32(inside, e[j], all_f32(0.0f));
+                /* Below 2^-150 all is 0. */
+                v[j] = at_least_f32((0x1.8p23f - shift - 152.0f) / c, v[j]);
+                t[j] = fma_f32(v[j], all_f32(c), all_f32(shift));
             }
-        IN_LOCKSTEP t[j] = fma_f32(d[j], all_f32(per_unit), all_f32(0x1.8p23f));
-        IN_LOCKSTEP f[j] = fma_f32(d[j], all_f32(per_unit), all_f32(0x1.8p23f) - t[j]);
-        IN_LOCKSTEP f[j] = fma_f32(d[j], all_f32(per_unit_low), f[j]);
-        IN_LOCKSTEP f[j] = fma_f32(e[j], all_f32(per_unit), f[j]);
-        IN_LOCKSTEP d[j] = fma_f32(all_f32(EXP2_LONG[6]), f[j], all_f32(EXP2_LONG[5]));
+        IN_LOCKSTEP f[j] = fma_f32(v[j], all_f32(c), all_f32(shift) - t[j]);
+        IN_LOCKSTEP f[j] = fma_f32(v[j], all_f32(c_low), f[j]);
+        IN_LOCKSTEP y[j] = fma_f32(all_f32(EXP2_LONG[6]), f[j], all_f32(EXP2_LONG[5]));
         UNROLLED for (int k = 4; k >= 0; --k)
-            IN_LOCKSTEP d[j] = fma_f32(d[j], f[j], all_f32(EXP2_LONG[k]));
+            IN_LOCKSTEP y[j] = fma_f32(y[j], f[j], all_f32(EXP2_LONG[k]));
         if (UNLIKELY(!plain)) {
             IN_LOCKSTEP
             {
                 /* No arithmetic makes a subnormal number: see exp_any_f64. */
-                const f32v y = (f32v)((i32v)d[j] + (i32v)(((u32v)t[j] + 64) << 23));
-                const f32v usual = (f32v)((i32v)y - (64 << 23));
-                const f32v small = (f32v)((i32v)(y + all_f32(0x1p-62f)) - (i32v)all_f32(0x1p-62f));
-                d[j] = select_f32(y >= all_f32(0x1p-62f), usual, small);
-                d[j] = select_f32(nan[j] == nan[j], d[j], nan[j]);
+                const f32v raised = (f32v)((i32v)y[j] + (i32v)(((u32v)t[j] + 64) << 23));
+                const f32v usual = (f32v)((i32v)raised - (64 << 23));
+                const f32v small = (f32v)((i32v)(raised + all_f32(0x1p-62f)) - (i32v)all_f32(0x1p-62f));
+                y[j] = select_f32(raised >= all_f32(0x1p-62f), usual, small);
+                y[j] = select_f32(v[j] == v[j], y[j], v[j]);
             }
         } else {
-            IN_LOCKSTEP d[j] = (f32v)((i32v)d[j] + (i32v)((u32v)t[j] << 23));
+            IN_LOCKSTEP y[j] = (f32v)((i32v)y[j] + (i32v)((u32v)t[j] << 23));
         }
-        IN_LOCKSTEP store_f32(out + (first + j) * F32_LANES, d[j]);
+        IN_LOCKSTEP store_f32(out + (first + j) * F32_LANES, y[j]);
     }
     UNROLLED for (int half = 0; half < 2; ++half)
         IN_GROUP acc[j] += load_f32_as_f64(out + half * SIXTEEN + j * F64_LANES);
@@ -328,21 +355,21 @@ INLINE void exp_narrow_group(const float *x, float top, float per_unit, float pe
 static void exp_narrow(const float *x, size_t n, const scaling *s, float *out, running *total)
 {
     const double per_unit = LOG2_E / s->temperature;
-    const float high = (float)per_unit, low = (float)(per_unit - (double)high);
-    const float top = (float)s->largest;
+    const double base = (s->largest * per_unit + 0x1.8p52) - 0x1.8p52;
+    const float c = (float)per_unit, c_low = (float)(per_unit - (double)c), shift = (float)(0x1.8p23 - base);
     f64v sum[GROUP], lost[GROUP], acc[GROUP];
     size_t i = 0;
     load_running(total, sum, lost);
     while (i < n) {
-        const size_t end = n - i > 4 * SIXTEEN ? i + 4 * SIXTEEN : n;
+        const size_t end = n - i > SPAN ? i + SPAN : n;
         IN_GROUP acc[j] = all_f64(0.0);
         for (; i + 2 * SIXTEEN <= end; i += 2 * SIXTEEN)
-            exp_narrow_group(x + i, top, high, low, out + i, acc);
+            exp_narrow_group(x + i, c, c_low, shift, out + i, acc);
         if (i < end) {
             float padded[2 * SIXTEEN], results[2 * SIXTEEN];
             for (int lane = 0; lane < 2 * SIXTEEN; ++lane) padded[lane] = -INFINITY;
             memcpy(padded, x + i, (end - i) * sizeof *x);
-            exp_narrow_group(padded, top, high, low, results, acc);
+            exp_narrow_group(padded, c, c_low, shift, results, acc);
             memcpy(out + i, results, (end - i) * sizeof *out);
             i = end;
         }
@@ -613,14 +640,16 @@ INLINE f64v tiny_quotient(f64v x, f64v divisor, f64v reciprocal)
     return select_f64(subnormal, counted, select_f64(q >= all_f64(0x1p-894), lowered, small));
 }
 
-INLINE void divide_group(const double *x, f64v divisor, f64v reciprocal, double *out)
+INLINE void divide_group(const double *x, f64v divisor, f64v reciprocal, int at_least_one, double *out)
 {
     const f64v lowest = all_f64(0x1p-960), zero = all_f64(0.0);
     f64v v[GROUP];
     i64v tiny = {0};
     IN_GROUP v[j] = load_f64(x + j * F64_LANES);
     IN_GROUP tiny |= (v[j] < lowest) & (v[j] > zero);
-    if (UNLIKELY(bits_f64(tiny)))
+    if (!bits_f64(tiny))
+        IN_GROUP v[j] = quotient(v[j], divisor, reciprocal);
+    else if (at_least_one)
         IN_GROUP
         {
             const i64v small = (v[j] < lowest) & (v[j] > zero);
@@ -628,27 +657,34 @@ INLINE void divide_group(const double *x, f64v divisor, f64v reciprocal, double 
             v[j] = select_f64(small, tiny_quotient(v[j], divisor, reciprocal), quotient(large, divisor, reciprocal));
         }
     else
-        IN_GROUP v[j] = quotient(v[j], divisor, reciprocal);
+        IN_GROUP v[j] /= divisor;
     IN_GROUP store_f64(out + j * F64_LANES, v[j]);
+}
+
+INLINE void divide_groups(const double *x, size_t n, double divisor, int at_least_one, double *out)
+{
+    const f64v d = all_f64(divisor), y = all_f64(1.0 / divisor);
+    size_t i = 0;
+    for (; i + SIXTEEN <= n; i += SIXTEEN)
+        divide_group(x + i, d, y, at_least_one, out + i);
+    if (i < n) {
+        PADDED_F64(rest, x, i, n, 0.0);
+        divide_group(rest, d, y, at_least_one, rest);
+        memcpy(out + i, rest, (n - i) * sizeof *out);
+    }
 }
 
 static void divide_f64(const double *x, size_t n, double divisor, double *out)
 {
-    const f64v d = all_f64(divisor), y = all_f64(1.0 / divisor);
+    const f64v d = all_f64(divisor);
 #define load_rest(x) load_part(x, n - i)
 #define DIVIDED(load) (load(x + i) / d)
-    if (!(divisor >= 1.0 && divisor < 0x1p60)) {
+    if (divisor >= 1.0 && divisor < 0x1p60)
+        divide_groups(x, n, divisor, 1, out);
+    else if (divisor < 1.0 && divisor > 0x1p-60)
+        divide_groups(x, n, divisor, 0, out);
+    else
         MAP_F64(n, DIVIDED);
-        return;
-    }
-    size_t i = 0;
-    for (; i + SIXTEEN <= n; i += SIXTEEN)
-        divide_group(x + i, d, y, out + i);
-    if (i < n) {
-        PADDED_F64(rest, x, i, n, 0.0);
-        divide_group(rest, d, y, rest);
-        memcpy(out + i, rest, (n - i) * sizeof *out);
-    }
 }
 
 static void divide_f32(const float *x, size_t n, double divisor, float *out)
@@ -685,12 +721,12 @@ static void marginal(const double *p, const double *q, size_t n, double rate, do
 
 /* ---- probabilities: sums --------------------------------------------------------------------- */
 
-/* Walks a row in spans of `SPAN` elements. STEP(from, other) adds a group of 16 to acc; DONE takes acc. */
-#define IN_SPANS(p, q, n, SPAN, STEP, DONE)                                   \
+/* Walks a row in spans of `LENGTH` elements. STEP(from, other) adds a group of 16 to acc; DONE takes acc. */
+#define IN_SPANS(p, q, n, LENGTH, STEP, DONE)                                   \
     do {                                                                      \
         size_t i = 0;                                                         \
         for (size_t span = 0; i < (n); ++span) {                              \
-            const size_t end = (n) - i > (SPAN) ? i + (SPAN) : (n);           \
+            const size_t end = (n) - i > (LENGTH) ? i + (LENGTH) : (n);           \
             f64v acc[GROUP];                                                  \
             IN_GROUP acc[j] = all_f64(0.0);                                   \
             for (; i + SIXTEEN <= end; i += SIXTEEN)                          \
@@ -711,7 +747,7 @@ static void marginal(const double *p, const double *q, size_t n, double rate, do
     do {                                                                                      \
         f64v sum[GROUP], lost[GROUP];                                                         \
         load_running(total, sum, lost);                                                       \
-        IN_SPANS(p, q, n, 4 * SIXTEEN, STEP, ((void)span, add_lanes(sum, lost, acc)));        \
+        IN_SPANS(p, q, n, SPAN, STEP, ((void)span, add_lanes(sum, lost, acc)));        \
         store_running(total, sum, lost);                                                      \
     } while (0)
 
@@ -776,7 +812,7 @@ static void residual(const double *p, const double *q, size_t n, double *out, ru
     size_t i = 0;
     load_running(total, sum, lost);
     while (i < n) {
-        const size_t end = n - i > 4 * SIXTEEN ? i + 4 * SIXTEEN : n;
+        const size_t end = n - i > SPAN ? i + SPAN : n;
         f64v acc[GROUP];
         IN_GROUP acc[j] = all_f64(0.0);
         for (; i + SIXTEEN <= end; i += SIXTEEN)

@@ -92,23 +92,30 @@ INLINE void store_f32(float *x, f32v v)
     memcpy(x, &v, sizeof v);
 }
 
-/* F64_LANES floats, widened. */
+/* F64_LANES floats, widened. GCC takes a detour through the stack for __builtin_convertvector. */
 INLINE f64v load_f32_as_f64(const float *x)
 {
+#if defined(__AVX512F__)
+    return (f64v)_mm512_cvtps_pd(_mm256_loadu_ps(x));
+#elif defined(__AVX2__)
+    return (f64v)_mm256_cvtps_pd(_mm_loadu_ps(x));
+#else
     f32h v;
     memcpy(&v, x, sizeof v);
     return __builtin_convertvector(v, f64v);
+#endif
 }
 
 /* Two vectors of doubles, rounded to one of floats. */
 INLINE f32v narrow_f64(f64v low, f64v high)
 {
-    const f32h l = __builtin_convertvector(low, f32h), h = __builtin_convertvector(high, f32h);
-#if F64_LANES == 8
-    return __builtin_shufflevector(l, h, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-#elif F64_LANES == 4
-    return __builtin_shufflevector(l, h, 0, 1, 2, 3, 4, 5, 6, 7);
+#if defined(__AVX512F__)
+    const __m512 l = _mm512_castps256_ps512(_mm512_cvtpd_ps((__m512d)low));
+    return (f32v)_mm512_insertf32x8(l, _mm512_cvtpd_ps((__m512d)high), 1);
+#elif defined(__AVX2__)
+    return (f32v)_mm256_set_m128(_mm256_cvtpd_ps((__m256d)high), _mm256_cvtpd_ps((__m256d)low));
 #else
+    const f32h l = __builtin_convertvector(low, f32h), h = __builtin_convertvector(high, f32h);
     return __builtin_shufflevector(l, h, 0, 1, 2, 3);
 #endif
 }
@@ -186,6 +193,9 @@ INLINE f64v larger_f64(f64v a, f64v b) { return select_f64(a > b, a, b); }
 INLINE f32v larger_f32(f32v a, f32v b) { return select_f32(a > b, a, b); }
 #endif
 #endif
+
+INLINE int all_set_f64(i64v m) { return bits_f64(m) == (1u << F64_LANES) - 1; }
+INLINE int all_set_f32(i32v m) { return bits_f32(m) == (1u << F32_LANES) - 1; }
 
 /* Lanes where a or b is NaN. */
 INLINE i32v either_nan_f32(f32v a, f32v b)
