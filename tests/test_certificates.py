@@ -6,12 +6,12 @@ is built to: the counters show that the fallback was taken, the reference shows 
 """
 
 import math
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
 from mtplx._csampling import dispatch
 from support import exact, rows
+from support.counting import counting
 from support.generators import LAST, STEP, around, scripted
 
 from mtplx import reference, sampling
@@ -20,15 +20,6 @@ from mtplx.distributions import SamplerConfig, SparseDistribution
 # Row lengths: within a block, a handful, several chunks of 512, and enough for 20 ranks to be few.
 SIZES = (3, 20, 300, 513, 1100, 5000)
 LONG = 6000
-
-
-@contextmanager
-def counting(name):
-    """Collects how often the named certificate has fallen back inside the block."""
-    counted = []
-    before = dispatch.fallback_counts()[name]
-    yield counted
-    counted.append(dispatch.fallback_counts()[name] - before)
 
 
 def kept(row):

@@ -50,6 +50,10 @@ cdef extern from "kernels.h" nogil:
                                     streamed *run) noexcept nogil
         int (*block_maxima_sum_f64)(const double *x, size_t n, double per_unit, double *maxima,
                                     streamed *run) noexcept nogil
+        void (*rough_exp_f32)(const float *x, size_t n, float top, double per_unit,
+                              float *out) noexcept nogil
+        void (*rough_exp_f64)(const double *x, size_t n, float top, double per_unit,
+                              float *out) noexcept nogil
         size_t (*collect_f32)(const float *x, size_t n, double threshold, int64_t base, int64_t *ids,
                               double *values) noexcept nogil
         size_t (*collect_f64)(const double *x, size_t n, double threshold, int64_t base, int64_t *ids,
@@ -59,8 +63,8 @@ cdef extern from "kernels.h" nogil:
         int (*block_maxima_checked)(const double *p, size_t n, double *maxima) noexcept nogil
         int (*block_sums)(const double *p, size_t n, double *sums) noexcept nogil
         void (*block_sums_residual)(const double *p, const double *q, size_t n, double *sums) noexcept nogil
-        void (*block_sums_of_quotients)(const double *p, const double *q, size_t n, double p_divisor,
-                                        double q_divisor, double *sums) noexcept nogil
+        void (*block_sums_rough)(const float *p, const float *q, size_t n, float p_unit, float q_unit,
+                                 double *sums) noexcept nogil
         void (*residual)(const double *p, const double *q, size_t n, double *out,
                          running *total) noexcept nogil
         int (*weigh)(const double *p, size_t n, running *total) noexcept nogil
@@ -90,6 +94,7 @@ cdef enum certificate:
     CATEGORICAL_DRAW      # a draw: cumulative sums replayed sequentially
     CORRECTION_DRAW       # a draw from the residual: the same
     ACCEPT_TEST           # a coin against a ratio of rough probabilities: exact sums taken
+    ROUGH_DRAW            # a draw from softmaxes by float32 terms: float64 exponentials taken
     CERTIFICATES
 
 cdef extern from *:

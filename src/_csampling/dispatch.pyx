@@ -15,6 +15,7 @@ cdef dict NAMES = {
     "categorical_draw": CATEGORICAL_DRAW,
     "correction_draw": CORRECTION_DRAW,
     "accept_test": ACCEPT_TEST,
+    "rough_draw": ROUGH_DRAW,
 }
 
 

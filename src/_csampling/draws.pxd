@@ -14,8 +14,6 @@ cdef extern from "numpy/random/bitgen.h" nogil:
 cdef struct Weights:
     const Row *p
     const Row *q          # NULL: p itself
-    double p_divisor      # what the rows are divided by: 1, or the sum of their exponentials
-    double q_divisor
     bint positive_part    # count entries of p that are negative or not finite as 0
     double scale          # 1, or what keeps the sum from overflowing
     double total
@@ -36,10 +34,6 @@ cdef double *new_sums(Py_ssize_t n) noexcept nogil
 
 # Sums up what a draw is from; False if there is no finite positive mass, or an entry that may not be.
 cdef bint weigh(Weights *weights, const Row *p, const Row *q, bint positive_part, double *sums) noexcept nogil
-
-# The same of two rows of exponentials, divided by their sums.
-cdef bint weigh_quotients(Weights *weights, const Row *p, const Row *q, double p_divisor, double q_divisor,
-                          double *sums) noexcept nogil
 
 # The first id whose sequential cumulative weight divided by the last one exceeds u.
 cdef Py_ssize_t draw(const Weights *weights, double u) noexcept nogil

@@ -82,12 +82,9 @@ cdef Py_ssize_t weights_piece(const Weights *weights, Py_ssize_t start, double *
     cdef const double *p
     cdef const double *q
     cdef Py_ssize_t i, length
-    if weights.q is NULL and weights.scale == 1.0 and not weights.positive_part and weights.p_divisor == 1.0:
+    if weights.q is NULL and weights.scale == 1.0 and not weights.positive_part:
         return probs_piece(weights.p, start, weights.p.n, buffer, piece)
     length = probs_piece(weights.p, start, CHUNK, buffer, &p)
-    if weights.p_divisor != 1.0:
-        table.divide_f64(p, length, weights.p_divisor, buffer)
-        p = buffer
     if weights.q is NULL:
         for i in range(length):
             # One residual against nothing: entries that are negative or not finite count as 0.
@@ -95,9 +92,6 @@ cdef Py_ssize_t weights_piece(const Weights *weights, Py_ssize_t start, double *
         q = other
     else:
         probs_piece(weights.q, start, CHUNK, other, &q)
-        if weights.q_divisor != 1.0:
-            table.divide_f64(q, length, weights.q_divisor, other)
-            q = other
     memset(&ignored, 0, sizeof(ignored))
     table.residual(p, q, length, buffer, &ignored)
     if weights.scale != 1.0:
@@ -111,7 +105,6 @@ cdef bint weigh(Weights *weights, const Row *p, const Row *q, bint positive_part
                 double *sums) noexcept nogil:
     weights.p = p
     weights.q = q
-    weights.p_divisor = weights.q_divisor = 1.0
     weights.positive_part = positive_part
     weights.scale = 1.0
     weights.sums = sums
@@ -119,20 +112,6 @@ cdef bint weigh(Weights *weights, const Row *p, const Row *q, bint positive_part
         table.block_sums_residual(<const double *>p.data, <const double *>q.data, p.n, sums)
         return add_up(weights, p.n)
     return add_up(weights, 0)
-
-
-cdef bint weigh_quotients(Weights *weights, const Row *p, const Row *q, double p_divisor, double q_divisor,
-                          double *sums) noexcept nogil:
-    weights.p = p
-    weights.q = q
-    weights.p_divisor = p_divisor
-    weights.q_divisor = q_divisor
-    weights.positive_part = False
-    weights.scale = 1.0
-    weights.sums = sums
-    table.block_sums_of_quotients(<const double *>p.data, <const double *>q.data, p.n, p_divisor, q_divisor,
-                                  sums)
-    return add_up(weights, p.n)
 
 
 cdef bint add_up(Weights *weights, Py_ssize_t start) noexcept nogil:

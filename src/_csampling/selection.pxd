@@ -12,6 +12,9 @@ cdef enum selection_status:
     BAD_LOGIT        # NaN, +inf, or nothing above -inf
     TOO_MANY         # candidates that the cut cannot tell apart outgrew their room: take the whole row
 
+# Where float32 sums and terms of exponentials are what `rough_error` says: temperatures in between.
+cdef double ROUGH_LOW, ROUGH_HIGH, LOG2_E
+
 cdef struct Candidate:
     double weight   # what ranks are by: a probability, or the exponential of a logit
     double value    # as it stands in the row

@@ -51,6 +51,8 @@ cdef double UNIT = 2.0 ** -53        # relative error of one rounding
 cdef double SMALLEST = 5e-324        # 2^-1074
 cdef double LOG2_E = 1.4426950408889634
 cdef double OVERFLOW_SCALE = 2.0 ** -64
+# Temperatures at which log2(e)/T and its products are ordinary float32 numbers.
+cdef double ROUGH_LOW = 2.0 ** -60, ROUGH_HIGH = 2.0 ** 60
 
 
 # ---- ranking -------------------------------------------------------------------------------------
@@ -367,6 +369,10 @@ cdef selection_status block_pass(const Row *row, double temperature, bint with_s
         for j in range(to - maxima):
             if maxima[j] > run.top:
                 run.top = maxima[j]
+    if with_sum and not (ROUGH_LOW < temperature < ROUGH_HIGH
+                         and fabs(run.top - <float>run.top) * per_unit < 64.0):
+        # Not a sum that float32 terms can give: whoever compares with it is in doubt.
+        run.sum = INFINITY
     return BAD_LOGIT if nan or not isfinite(run.top) else SELECTED
 
 

@@ -181,7 +181,6 @@ cdef problem open_given(Block *block, const Side *side, Py_ssize_t i, View *view
     """Row i of probabilities."""
     cdef Py_ssize_t j
     view.tolerance = 0.0
-    view.divisor = 1.0
     if side.kind == MATRIX:
         view.mode = DENSE
         view.any_id = False
@@ -233,7 +232,6 @@ cdef problem open_draft(Block *block, Workspace *space, Py_ssize_t i, const View
         view.ascending = True
         view.point = token
         view.tolerance = 0.0
-        view.divisor = 1.0
         return FINE
     if not block.from_logits:
         return open_given(block, &block.draft, i, view)

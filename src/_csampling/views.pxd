@@ -44,7 +44,6 @@ cdef struct View:
     int64_t point
     scaling scaled        # STREAMED
     double total          # STREAMED: sum of the exponentials
-    double divisor        # DENSE: what the row is divided by; 1, or the sum of its exponentials
     double tolerance      # STREAMED: relative error of the total; 0 once it is exact
 
 # A configuration with its penalties taken out.
@@ -81,22 +80,18 @@ cdef problem draw_token(View *view, Workspace *space, const Stream *stream, uint
 
 # A correction: prepare checks and sums what it is drawn from, so that nothing fails after the coin.
 cdef struct Prepared:
-    bint sparse
-    Support target
-    Support draft
-    Row p
-    Row q
+    View target
+    View draft
     double *sums
-    double p_divisor
-    double q_divisor
-    double scale
+    bint streamed      # at least one is STREAMED, and nothing is summed yet
+    double scale       # of two rows: as in draws.Weights
     double total
     bint residual
     bint positive_part
 
 cdef problem prepare_correction(View *target, View *draft, Workspace *space,
                                 Prepared *prepared) noexcept nogil
-cdef int64_t draw_correction(const Prepared *prepared, double u) noexcept nogil
+cdef int64_t draw_correction(Prepared *prepared, double u) noexcept nogil
 
 # The token of largest probability, the lowest id among equals.
 cdef problem largest_token(View *view, int64_t *token) noexcept nogil

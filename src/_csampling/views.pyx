@@ -2,15 +2,16 @@
 
 Design: a row of logits becomes as little as its use asks for. With top-k on it is a support of at most k
 tokens. Without truncation it stays a row of logits: the accept test needs one exponential and the sum of
-all, which is rough (float32) until a decision is closer than its error; a draw needs one pass of float64
-exponentials summed by blocks, of which one is walked. With top-p alone the row is written once, into
-memory that the worker keeps. All give the numbers that `distributions_from_logits` gives, bit for bit.
+all, which is rough (float32) until a decision is closer than its error; a draw, of a token or of a
+correction, needs one pass of float32 terms summed by blocks, of which one is walked, and float64
+exponentials of the whole only where it is in doubt. With top-p alone the row is written once, into memory
+that the worker keeps. All give the numbers that `distributions_from_logits` gives, bit for bit.
 """
 
-from libc.math cimport INFINITY, isfinite
+from libc.math cimport INFINITY, exp, fabs, isfinite
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport free, malloc
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 
 from mtplx._csampling.acceptance cimport draw_difference, weigh_correction
 from mtplx._csampling.arrays cimport F64, Row, element, logit, logits_piece
@@ -18,20 +19,26 @@ from mtplx._csampling.dispatch cimport (
     BLOCK,
     CATEGORICAL_DRAW,
     CHUNK,
+    CORRECTION_DRAW,
+    ROUGH_DRAW,
     SCALE_NONE,
     SCALE_RECIPROCAL,
     SIDE_BY_SIDE,
     count_fallback,
     running,
+    scaling,
     streamed,
     table,
 )
 from mtplx._csampling.distributions cimport find, normalise
-from mtplx._csampling.draws cimport Weights, draw, draw_place, weigh, weigh_quotients
+from mtplx._csampling.draws cimport Weights, draw, draw_place, weigh
 from mtplx._csampling.mass cimport ROW_FINE, weigh_row
 from mtplx._csampling.selection cimport (
     BAD_LOGIT,
+    LOG2_E,
     NO_MEMORY,
+    ROUGH_HIGH,
+    ROUGH_LOW,
     SELECTED,
     TOO_MANY,
     Candidate,
@@ -112,7 +119,6 @@ cdef problem resolve(const Row *logits, const Settings *settings, Workspace *spa
     view.any_id = settings.k > 0
     view.ascending = True
     view.tolerance = 0.0
-    view.divisor = 1.0
     if settings.temperature <= 0.0:
         largest = largest_logit(logits)
         if not isfinite(largest):
@@ -152,7 +158,6 @@ cdef void dense_view(View *view, const double *dense) noexcept nogil:
     view.row.n = view.n
     view.row.kind = F64
     view.row.patches = 0
-    view.divisor = 1.0
 
 
 cdef void take_support(Candidates *best, Workspace *space, int slot, View *view) noexcept nogil:
@@ -281,7 +286,7 @@ cdef problem draw_token(View *view, Workspace *space, const Stream *stream, uint
         if sums is NULL:
             return NO_ROOM
         if view.mode == STREAMED:
-            token[0] = draw_streamed(view, sums, next_uniform(stream, lane))
+            token[0] = draw_streamed(view, NULL, sums, next_uniform(stream, lane))
         else:
             if not weigh(&weights, &view.row, NULL, False, sums):
                 return BAD_ROW
@@ -289,77 +294,240 @@ cdef problem draw_token(View *view, Workspace *space, const Stream *stream, uint
     return FINE
 
 
-cdef Py_ssize_t draw_streamed(View *view, double *sums, double u) noexcept nogil:
-    """A draw from the softmax of a row of logits.
+cdef Py_ssize_t draw_streamed(View *p, View *q, double *sums, double u) noexcept nogil:
+    """The first id whose sequential sum of (p - q)+, over the whole sum, exceeds u; of p where q is NULL.
 
-    The exponentials are summed by blocks; their sums are the probabilities' times the total, up to one
-    rounding each, so the certificate of `draws` holds with one more rounding for each entry.
+    At least one is a row of logits, and nothing of it is written down: float32 terms and rough sums find
+    the block of the token and mostly the token itself, else float64 exponentials do.
     """
-    cdef double buffer[CHUNK]
-    cdef double weights[CHUNK]
-    cdef Py_ssize_t n = view.n, start = 0, length, chunk, block, blocks = (n + BLOCK - 1) // BLOCK, i
-    cdef double total = 0.0, before = 0.0, cumulative, target, tolerance
-    for chunk in range((n + CHUNK - 1) // CHUNK):
-        exponentials_of(view, chunk * CHUNK, buffer, weights, &length)
-        table.block_sums(weights, length, sums + 2 * chunk)
-    for block in range(blocks):
+    cdef Py_ssize_t place = draw_roughly(p, q, sums, u)
+    if place < 0:
+        make_exact(p)
+        if q is not NULL:
+            make_exact(q)
+        place = draw_by_blocks(p, q, sums, u)
+    return place
+
+
+cdef Py_ssize_t draw_roughly(const View *p, const View *q, double *sums, double u) noexcept nogil:
+    """The draw from rough weights, or -1 where the exact ones might give another token.
+
+    Relative to the sum, the float32 terms of a row are off by less than `rough_error` in all, and so is
+    their sum; so the rough probabilities are off by less than twice that, added up over any entries, and
+    the differences (p - q)+ by less than the errors of p and q together. Products, differences and sums
+    of one block round 13 times in float32, which is below 2^-20 of p and q. A step c_i farther than
+    twice all this from u c_n is on the side it seems to be: once for the step, once for u c_n.
+    """
+    cdef float p_terms[CHUNK]
+    cdef float q_terms[CHUNK]
+    cdef float p_unit, q_unit = 0.0
+    cdef Py_ssize_t n = p.n, start = 0, length, block
+    cdef double total = 0.0, tolerance = 2.0 ** -19
+    if not rough_unit(p, &p_unit, &tolerance) or (q is not NULL and not rough_unit(q, &q_unit, &tolerance)):
+        return -1
+    if q is NULL:
+        memset(q_terms, 0, sizeof(q_terms))
+    while start < n:
+        length = rough_terms(p, start, p_terms)
+        if q is not NULL:
+            rough_terms(q, start, q_terms)
+        table.block_sums_rough(p_terms, q_terms, length, p_unit, q_unit, sums + start // BLOCK)
+        start += length
+    for block in range((n + BLOCK - 1) // BLOCK):
         total += sums[block]
-    target = u * total
-    tolerance = (3.0 * n + 16.0) * UNIT * total
-    block = 0
-    while block < blocks - 1 and before + sums[block] <= target - tolerance:
+    start = walk(p, q, sums, u, total, tolerance, False)
+    if start < 0:
+        count_fallback(ROUGH_DRAW)
+    return start
+
+
+cdef bint rough_unit(const View *view, float *unit, double *tolerance) noexcept nogil:
+    """What the rough terms of a view are multiplied by; False where they say nothing."""
+    cdef double top, shift
+    if view.mode == DENSE:
+        return False
+    unit[0] = 1.0
+    if view.mode == STREAMED:
+        # The terms are relative to the largest logit as a float.
+        top = <float>view.scaled.largest
+        shift = fabs(top - view.scaled.largest) * view.scaled.reciprocal
+        if not (ROUGH_LOW < view.scaled.temperature < ROUGH_HIGH and shift < 1.0):
+            return False
+        unit[0] = <float>(exp((top - view.scaled.largest) * view.scaled.reciprocal) / view.total)
+        tolerance[0] += 4.0 * rough_error(view.n, &view.scaled)
+    return True
+
+
+cdef Py_ssize_t rough_terms(const View *view, Py_ssize_t start, float *out) noexcept nogil:
+    """One CHUNK of a view, up to the factor of `rough_unit`; returns its length."""
+    cdef double buffer[CHUNK]
+    cdef const void *piece
+    cdef bint single
+    cdef Py_ssize_t length = min(view.n - start, <Py_ssize_t>CHUNK), i
+    cdef double per_unit
+    if view.mode == STREAMED:
+        per_unit = LOG2_E / view.scaled.temperature
+        logits_chunk(view, start, buffer, &piece, &single)
+        if single:
+            table.rough_exp_f32(<const float *>piece, length, view.scaled.largest, per_unit, out)
+        else:
+            table.rough_exp_f64(<const double *>piece, length, view.scaled.largest, per_unit, out)
+        return length
+    memset(out, 0, length * sizeof(float))
+    if view.mode == POINT:
+        if start <= view.point < start + length:
+            out[view.point - start] = 1.0
+        return length
+    i = first_in(&view.support, start)
+    while i < view.support.count and view.support.ids[i] < start + length:
+        out[view.support.ids[i] - start] = view.support.weights[i]
+        i += 1
+    return length
+
+
+cdef Py_ssize_t draw_by_blocks(View *p, View *q, double *sums, double u) noexcept nogil:
+    """The same draw by the weights themselves."""
+    cdef double buffer[CHUNK]
+    cdef double other[CHUNK]
+    cdef const double *weights
+    cdef Py_ssize_t n = p.n, start = 0, length, block
+    cdef double total = 0.0
+    while start < n:
+        length = weights_of(p, q, start, buffer, other, &weights)
+        table.block_sums(weights, length, sums + start // BLOCK)
+        start += length
+    for block in range((n + BLOCK - 1) // BLOCK):
+        total += sums[block]
+    if total == 0.0:
+        # Nowhere is p larger: from p itself.
+        return draw_by_blocks(p, NULL, sums, u)
+    start = walk(p, q, sums, u, total, (2.0 * n + 16.0) * UNIT * total, True)
+    if start < 0:
+        count_fallback(CATEGORICAL_DRAW if q is NULL else CORRECTION_DRAW)
+        start = replay_streamed(p, q, u)
+    return start
+
+
+cdef Py_ssize_t walk(const View *p, const View *q, const double *sums, double u, double total,
+                     double tolerance, bint exact) noexcept nogil:
+    """The entry whose steps lie on both sides of u times the total, or -1 if one is within the tolerance."""
+    cdef double buffer[CHUNK]
+    cdef double other[CHUNK]
+    cdef const double *weights
+    cdef Py_ssize_t n = p.n, block = 0, last = (n - 1) // BLOCK, at, chunk, length, i
+    cdef double target = u * total, before = 0.0, cumulative
+    while block < last and before + sums[block] <= target - tolerance:
         before += sums[block]
         block += 1
-    start = block * BLOCK
+    at = block * BLOCK
     cumulative = before
-    while start < n:
-        exponentials_of(view, start // CHUNK * CHUNK, buffer, weights, &length)
-        for i in range(start % CHUNK, length):
+    while at < n:
+        chunk = at // CHUNK * CHUNK
+        length = weights_of(p, q, chunk, buffer, other, &weights)
+        for i in range(at - chunk, length):
             before = cumulative
             cumulative += weights[i]
             if cumulative > target:
-                if cumulative - target > tolerance and (before == 0.0 or target - before > tolerance):
-                    return start // CHUNK * CHUNK + i
-                return replay_streamed(view, u)
-        start = start // CHUNK * CHUNK + length
-    return replay_streamed(view, u)
+                # A sum of exact weights that is 0 is exact.
+                if cumulative - target > tolerance and (
+                        target - before > tolerance or (exact and before == 0.0)):
+                    return chunk + i
+                return -1
+        at = chunk + length
+    return -1
 
 
-cdef void exponentials_of(const View *view, Py_ssize_t start, double *buffer, double *out,
-                          Py_ssize_t *length) noexcept nogil:
-    """Exponentials of one CHUNK of a streamed row."""
-    cdef const void *piece
+cdef Py_ssize_t weights_of(const View *p, const View *q, Py_ssize_t start, double *buffer, double *other,
+                           const double **weights) noexcept nogil:
+    """(p - q)+ of one CHUNK, or p where q is NULL, with the sums that the views have; returns its length."""
+    cdef const double *from_p
+    cdef const double *from_q
+    cdef running ignored
+    cdef Py_ssize_t length = probabilities_of(p, start, buffer, &from_p)
+    weights[0] = from_p
+    if q is not NULL:
+        probabilities_of(q, start, other, &from_q)
+        memset(&ignored, 0, sizeof(ignored))
+        table.residual(from_p, from_q, length, buffer, &ignored)
+        weights[0] = buffer
+    return length
+
+
+cdef Py_ssize_t probabilities_of(const View *view, Py_ssize_t start, double *buffer,
+                                 const double **piece) noexcept nogil:
+    """One CHUNK of a view made from logits; returns its length."""
+    cdef const void *logits
     cdef bint single
-    cdef Row part = view.row
+    cdef running ignored
+    cdef Py_ssize_t length = min(view.n - start, <Py_ssize_t>CHUNK), i
+    piece[0] = buffer
+    if view.mode == DENSE:
+        piece[0] = <const double *>view.row.data + start
+    elif view.mode == STREAMED:
+        memset(&ignored, 0, sizeof(ignored))
+        logits_chunk(view, start, buffer, &logits, &single)
+        if single:
+            # Not in place: the piece may be the buffer.
+            exp_singles(<const float *>logits, length, &view.scaled, buffer)
+        else:
+            table.exp_f64(<const double *>logits, length, &view.scaled, buffer, &ignored)
+        table.divide_f64(buffer, length, view.total, buffer)
+    else:
+        memset(buffer, 0, length * sizeof(double))
+        if view.mode == POINT:
+            if start <= view.point < start + length:
+                buffer[view.point - start] = 1.0
+            return length
+        i = first_in(&view.support, start)
+        while i < view.support.count and view.support.ids[i] < start + length:
+            buffer[view.support.ids[i] - start] = view.support.weights[i]
+            i += 1
+    return length
+
+
+cdef void exp_singles(const float *logits, Py_ssize_t length, const scaling *s, double *out) noexcept nogil:
+    cdef double room[CHUNK]
     cdef running ignored
     memset(&ignored, 0, sizeof(ignored))
+    table.exp_f32(logits, length, s, room, &ignored)
+    memcpy(out, room, length * sizeof(double))
+
+
+cdef void logits_chunk(const View *view, Py_ssize_t start, double *buffer, const void **piece,
+                       bint *single) noexcept nogil:
+    """One CHUNK of a row of logits, or its last elements."""
+    cdef Row part = view.row
     part.n = min(view.n, start + CHUNK)
-    length[0] = logits_piece(&part, start, buffer, &piece, &single)
-    if single:
-        table.exp_f32(<const float *>piece, length[0], &view.scaled, out, &ignored)
-    else:
-        table.exp_f64(<const double *>piece, length[0], &view.scaled, out, &ignored)
+    logits_piece(&part, start, buffer, piece, single)
 
 
-cdef Py_ssize_t replay_streamed(View *view, double u) noexcept nogil:
-    """The draw by its definition: sequential sums of the probabilities, which are never all in memory."""
+cdef Py_ssize_t first_in(const Support *support, int64_t id) noexcept nogil:
+    """Place of the first entry at or behind an id; ids ascend."""
+    cdef Py_ssize_t low = 0, high = support.count, middle
+    while low < high:
+        middle = (low + high) >> 1
+        if support.ids[middle] < id:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+cdef Py_ssize_t replay_streamed(const View *p, const View *q, double u) noexcept nogil:
+    """The draw by its definition: sequential sums of weights that are never all in memory."""
     cdef double buffer[CHUNK]
-    cdef double weights[CHUNK]
-    cdef Py_ssize_t n = view.n, start, length, i
+    cdef double other[CHUNK]
+    cdef const double *weights
+    cdef Py_ssize_t n = p.n, start = 0, length, i
     cdef double total = 0.0, cumulative = 0.0
-    count_fallback(CATEGORICAL_DRAW)
-    make_exact(view)
-    start = 0
     while start < n:
-        exponentials_of(view, start, buffer, weights, &length)
-        table.divide_f64(weights, length, view.total, weights)
+        length = weights_of(p, q, start, buffer, other, &weights)
         for i in range(length):
             total += weights[i]
         start += length
     start = 0
     while start < n:
-        exponentials_of(view, start, buffer, weights, &length)
-        table.divide_f64(weights, length, view.total, weights)
+        length = weights_of(p, q, start, buffer, other, &weights)
         for i in range(length):
             cumulative += weights[i]
             if cumulative / total > u:
@@ -372,7 +540,7 @@ cdef Py_ssize_t replay_streamed(View *view, double u) noexcept nogil:
 
 
 cdef bint write_dense(View *view, Workspace *space, int slot) noexcept nogil:
-    """Turn any view into a dense one."""
+    """Turn a view that is not STREAMED into a dense one."""
     cdef double *dense
     cdef Py_ssize_t i
     if view.mode == DENSE:
@@ -380,28 +548,15 @@ cdef bint write_dense(View *view, Workspace *space, int slot) noexcept nogil:
     dense = dense_room(space, slot, view.n)
     if dense is NULL:
         return False
-    if view.mode == STREAMED:
-        # Divided where they are read: a pass over the row less.
-        view.total = exponentials(&view.row, &view.scaled, dense)
-        dense_view(view, dense)
-        view.divisor = view.total
-        return True
+    memset(dense, 0, view.n * sizeof(double))
+    if view.mode == POINT:
+        if 0 <= view.point < view.n:
+            dense[view.point] = 1.0
     else:
-        memset(dense, 0, view.n * sizeof(double))
-        if view.mode == POINT:
-            if 0 <= view.point < view.n:
-                dense[view.point] = 1.0
-        else:
-            for i in range(view.support.count):
-                dense[view.support.ids[i]] = view.support.weights[i]
+        for i in range(view.support.count):
+            dense[view.support.ids[i]] = view.support.weights[i]
     dense_view(view, dense)
     return True
-
-
-cdef void divide_out(View *view) noexcept nogil:
-    if view.divisor != 1.0:
-        table.divide_f64(<const double *>view.row.data, view.n, view.divisor, <double *>view.row.data)
-        view.divisor = 1.0
 
 
 cdef bint ascend(View *view, Workspace *space, int slot) noexcept nogil:
@@ -434,51 +589,42 @@ cdef bint ascend(View *view, Workspace *space, int slot) noexcept nogil:
     return True
 
 
+cdef inline bint is_support(const View *view) noexcept nogil:
+    return view.mode == SPARSE or view.mode == POINT
+
+
 cdef problem prepare_correction(View *target, View *draft, Workspace *space,
                                 Prepared *prepared) noexcept nogil:
     cdef Weights weights
-    cdef double *sums
-    prepared.sparse = (target.mode == SPARSE or target.mode == POINT) and (
-        draft.mode == SPARSE or draft.mode == POINT)
-    if prepared.sparse:
-        if not (ascend(target, space, 0) and ascend(draft, space, 1)):
+    prepared.streamed = target.mode == STREAMED or draft.mode == STREAMED
+    if prepared.streamed or not (is_support(target) and is_support(draft)):
+        prepared.sums = sums_room(space, target.n)
+        if prepared.sums is NULL:
             return NO_ROOM
-        prepared.target = target.support
-        prepared.draft = draft.support
-        return FINE
-    sums = sums_room(space, target.n)
-    if sums is NULL or not (write_dense(target, space, 0) and write_dense(draft, space, 1)):
-        return NO_ROOM
-    prepared.p = target.row
-    prepared.q = draft.row
-    if target.divisor != 1.0 or draft.divisor != 1.0:
-        if target.row.kind != F64 or draft.row.kind != F64 or not weigh_quotients(
-                &weights, &prepared.p, &prepared.q, target.divisor, draft.divisor, sums):
-            # No difference is positive (or rows of two kinds): the probabilities themselves.
-            divide_out(target)
-            divide_out(draft)
-            if not weigh_correction(&weights, &prepared.p, &prepared.q, sums):
+        if not prepared.streamed:
+            if not (write_dense(target, space, 0) and write_dense(draft, space, 1)):
+                return NO_ROOM
+            if not weigh_correction(&weights, &target.row, &draft.row, prepared.sums):
                 return WITHOUT_MASS
-    elif not weigh_correction(&weights, &prepared.p, &prepared.q, sums):
-        return WITHOUT_MASS
-    prepared.p_divisor = weights.p_divisor
-    prepared.q_divisor = weights.q_divisor
-    prepared.residual = weights.q is not NULL
-    prepared.positive_part = weights.positive_part
-    prepared.scale = weights.scale
-    prepared.total = weights.total
-    prepared.sums = sums
+            prepared.residual = weights.q is not NULL
+            prepared.positive_part = weights.positive_part
+            prepared.scale = weights.scale
+            prepared.total = weights.total
+    elif not (ascend(target, space, 0) and ascend(draft, space, 1)):
+        return NO_ROOM
+    prepared.target = target[0]
+    prepared.draft = draft[0]
     return FINE
 
 
-cdef int64_t draw_correction(const Prepared *prepared, double u) noexcept nogil:
+cdef int64_t draw_correction(Prepared *prepared, double u) noexcept nogil:
     cdef Weights weights
-    if prepared.sparse:
-        return draw_difference(&prepared.target, &prepared.draft, u)
-    weights.p = &prepared.p
-    weights.q = &prepared.q if prepared.residual else NULL
-    weights.p_divisor = prepared.p_divisor
-    weights.q_divisor = prepared.q_divisor
+    if prepared.streamed:
+        return draw_streamed(&prepared.target, &prepared.draft, prepared.sums, u)
+    if prepared.target.mode != DENSE:
+        return draw_difference(&prepared.target.support, &prepared.draft.support, u)
+    weights.p = &prepared.target.row
+    weights.q = &prepared.draft.row if prepared.residual else NULL
     weights.positive_part = prepared.positive_part
     weights.scale = prepared.scale
     weights.total = prepared.total

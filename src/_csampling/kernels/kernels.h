@@ -84,6 +84,9 @@ typedef struct kernels {
     /* The same, and the running float32 sum; per_unit = log2(e)/T. */
     int (*block_maxima_sum_f32)(const float *x, size_t n, double per_unit, double *maxima, streamed *run);
     int (*block_maxima_sum_f64)(const double *x, size_t n, double per_unit, double *maxima, streamed *run);
+    /* The terms of that sum one by one, at 2^((x - top) * per_unit); below 2^-100 they count as that. */
+    void (*rough_exp_f32)(const float *x, size_t n, float top, double per_unit, float *out);
+    void (*rough_exp_f64)(const double *x, size_t n, float top, double per_unit, float *out);
     /* Elements >= threshold in order, with base + place as their ids; returns how many. */
     size_t (*collect_f32)(const float *x, size_t n, double threshold, int64_t base, int64_t *ids, double *values);
     size_t (*collect_f64)(const double *x, size_t n, double threshold, int64_t base, int64_t *ids, double *values);
@@ -98,9 +101,8 @@ typedef struct kernels {
     int (*block_sums)(const double *p, size_t n, double *sums);
     /* One sum of (p - q)+ per BLOCK, NaN counted as 0. */
     void (*block_sums_residual)(const double *p, const double *q, size_t n, double *sums);
-    /* The same of p / p_divisor and q / q_divisor, as divide_f64 gives them. */
-    void (*block_sums_of_quotients)(const double *p, const double *q, size_t n, double p_divisor, double q_divisor,
-                                    double *sums);
+    /* One sum of (p * p_unit - q * q_unit)+ per BLOCK, within 13 float32 roundings. */
+    void (*block_sums_rough)(const float *p, const float *q, size_t n, float p_unit, float q_unit, double *sums);
     /* out = (p - q)+, NaN and inf counted as 0, added to *total. */
     void (*residual)(const double *p, const double *q, size_t n, double *out, running *total);
     /* Adds p to *total; nonzero if an element is negative or NaN. */

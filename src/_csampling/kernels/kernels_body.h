@@ -528,7 +528,15 @@ static int block_maxima_sum_f32(const float *x, size_t n, double per_unit, doubl
             IN_GROUP d[j] = load_f32(padded + j * F32_LANES) - all_f32(top);
             rough_exp_group(d, all_f32((float)per_unit), acc);
         }
-        run->sum += rough_sum(acc);
+        double sum = rough_sum(acc);
+        if (UNLIKELY((double)top != run->top && run->top > -FLT_MAX)) {
+            /* The largest so far came from a piece of doubles (a penalised logit) and is no float. */
+            f64v shift[LOCKSTEP];
+            IN_LOCKSTEP shift[j] = all_f64(((double)top - run->top) * (per_unit / LOG2_E));
+            exp_any_f64(shift);
+            sum *= shift[0][0];
+        }
+        run->sum += sum;
     }
     return nan;
 }
@@ -560,6 +568,41 @@ static int block_maxima_sum_f64(const double *x, size_t n, double per_unit, doub
     }
     return nan;
 }
+
+/* One by one. Far above the subnormal numbers, so that none arises where they are scaled. */
+INLINE void rough_terms(f32v *d, float per_unit, float *out)
+{
+    UNROLLED for (int first = 0; first < GROUP; first += LOCKSTEP) {
+        IN_LOCKSTEP d[first + j] = at_least_f32(-100.0f, d[first + j] * all_f32(per_unit));
+        exp2_rough_f32(d + first);
+        IN_LOCKSTEP store_f32(out + (first + j) * F32_LANES, d[first + j]);
+    }
+}
+
+#define ROUGH_EXP(NAME, TYPE, DIFFERENCES)                                                            \
+    static void NAME(const TYPE *x, size_t n, float top, double per_unit, float *out)                 \
+    {                                                                                                 \
+        f32v d[GROUP];                                                                                \
+        size_t i = 0;                                                                                 \
+        for (; i + 2 * SIXTEEN <= n; i += 2 * SIXTEEN) {                                              \
+            const TYPE *from = x + i;                                                                 \
+            IN_GROUP d[j] = DIFFERENCES;                                                              \
+            rough_terms(d, (float)per_unit, out + i);                                                 \
+        }                                                                                             \
+        if (i < n) {                                                                                  \
+            TYPE from[2 * SIXTEEN];                                                                   \
+            float rest[2 * SIXTEEN];                                                                  \
+            for (int lane = 0; lane < 2 * SIXTEEN; ++lane) from[lane] = -INFINITY;                    \
+            memcpy(from, x + i, (n - i) * sizeof *x);                                                 \
+            IN_GROUP d[j] = DIFFERENCES;                                                              \
+            rough_terms(d, (float)per_unit, rest);                                                    \
+            memcpy(out + i, rest, (n - i) * sizeof *out);                                             \
+        }                                                                                             \
+    }
+ROUGH_EXP(rough_exp_f32, float, load_f32(from + j * F32_LANES) - all_f32(top))
+ROUGH_EXP(rough_exp_f64, double,
+          narrow_f64(load_f64(from + 2 * j * F64_LANES) - all_f64(top),
+                     load_f64(from + (2 * j + 1) * F64_LANES) - all_f64(top)))
 
 /* ---- logits: collection ---------------------------------------------------------------------- */
 
@@ -782,17 +825,30 @@ static void block_sums_residual(const double *p, const double *q, size_t n, doub
     TO_SUMS(p, q, n, ABOVE);
 }
 
-static void block_sums_of_quotients(const double *p, const double *q, size_t n, double p_divisor, double q_divisor,
-                                    double *sums)
+INLINE void rough_difference(const float *p, const float *q, f32v p_unit, f32v q_unit, f32v *acc)
 {
-    /* Sums of exponentials: at least 1, so the correction by the reciprocal applies. */
-    const f64v pd = all_f64(p_divisor), py = all_f64(1.0 / p_divisor);
-    const f64v qd = all_f64(q_divisor), qy = all_f64(1.0 / q_divisor);
-#define ABOVE_QUOTIENTS(from, other)                                                                  \
-    IN_GROUP acc[j] += larger_f64(quotient(load_f64((from) + j * F64_LANES), pd, py) -                \
-                                      quotient(load_f64((other) + j * F64_LANES), qd, qy),            \
-                                  all_f64(0.0))
-    TO_SUMS(p, q, n, ABOVE_QUOTIENTS);
+    IN_GROUP acc[j] += larger_f32(load_f32(p + j * F32_LANES) * p_unit - load_f32(q + j * F32_LANES) * q_unit,
+                                  all_f32(0.0f));
+}
+
+static void block_sums_rough(const float *p, const float *q, size_t n, float p_unit, float q_unit, double *sums)
+{
+    size_t i = 0;
+    for (size_t block = 0; i < n; ++block) {
+        const size_t end = n - i > BLOCK ? i + BLOCK : n;
+        f32v acc[GROUP];
+        IN_GROUP acc[j] = all_f32(0.0f);
+        for (; i + 2 * SIXTEEN <= end; i += 2 * SIXTEEN)
+            rough_difference(p + i, q + i, all_f32(p_unit), all_f32(q_unit), acc);
+        if (i < end) {
+            float rest_p[2 * SIXTEEN] = {0}, rest_q[2 * SIXTEEN] = {0};
+            memcpy(rest_p, p + i, (end - i) * sizeof *p);
+            memcpy(rest_q, q + i, (end - i) * sizeof *q);
+            rough_difference(rest_p, rest_q, all_f32(p_unit), all_f32(q_unit), acc);
+            i = end;
+        }
+        sums[block] = rough_sum(acc);
+    }
 }
 
 INLINE void residual_group(const double *p, const double *q, double *out, f64v *acc)
@@ -989,6 +1045,8 @@ const kernels CAT(kernels_, ISA) = {
     .block_maxima_f64 = block_maxima_f64,
     .block_maxima_sum_f32 = block_maxima_sum_f32,
     .block_maxima_sum_f64 = block_maxima_sum_f64,
+    .rough_exp_f32 = rough_exp_f32,
+    .rough_exp_f64 = rough_exp_f64,
     .collect_f32 = collect_f32,
     .collect_f64 = collect_f64,
     .divide_f64 = divide_f64,
@@ -996,7 +1054,7 @@ const kernels CAT(kernels_, ISA) = {
     .block_maxima_checked = block_maxima_checked,
     .block_sums = block_sums,
     .block_sums_residual = block_sums_residual,
-    .block_sums_of_quotients = block_sums_of_quotients,
+    .block_sums_rough = block_sums_rough,
     .residual = residual,
     .weigh = weigh,
     .split = split,
