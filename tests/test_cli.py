@@ -20,6 +20,7 @@ import pytest
 
 from mtplx.cli import run
 from mtplx.decoding import TokenStream
+from mtplx.models.ngram import NGramModel
 
 MODULES = {"compiled": "mtplx.sampling", "reference": "mtplx.reference"}
 EXISTING = [name for name, module in MODULES.items() if importlib.util.find_spec(module)]
@@ -324,6 +325,41 @@ def test_an_interrupt_prints_what_there_is(
     assert result["stats"]["tokens"] == len(result["tokens"])
 
     interrupt_after(monkeypatch, 10)
+    status, out, err = mtplx(*QUICK)
+    assert status == 130
+    assert out.removesuffix("\n") == (result["prompt"] + result["text"]).removesuffix("\n")
+    assert "tokens per target call" in err
+
+
+@pytest.mark.parametrize("call", [0, 3, 7])
+def test_an_interrupt_inside_of_the_model_prints_the_blocks_before_it(
+    mtplx: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch, call: int
+) -> None:
+    whole = as_json(mtplx)
+    original = NGramModel.forward
+
+    def interrupt_target(n: int) -> None:
+        def interrupted(model: NGramModel, state: Any, tokens: Any) -> Any:
+            nonlocal n
+            rows = original(model, state, tokens)
+            if model.order > 2:  # the draft's order
+                n -= 1
+                if n < 0:
+                    raise KeyboardInterrupt
+            return rows
+
+        monkeypatch.setattr(NGramModel, "forward", interrupted)
+
+    interrupt_target(call)
+    status, out, err = mtplx(*QUICK, "--json")
+    assert (status, err) == (130, "")
+    result = json.loads(out)
+    assert result["interrupted"] is True
+    assert result["tokens"] == whole["tokens"][: len(result["tokens"])]
+    assert len(result["tokens"]) >= call
+    assert result["stats"]["tokens"] == len(result["tokens"])
+    assert result["stats"]["target_calls"] == call
+    interrupt_target(call)
     status, out, err = mtplx(*QUICK)
     assert status == 130
     assert out.removesuffix("\n") == (result["prompt"] + result["text"]).removesuffix("\n")
