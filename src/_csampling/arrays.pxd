@@ -36,6 +36,9 @@ cdef cnp.ndarray open_out(object out, Py_ssize_t n, tuple inputs, bint float32_t
 # An array or an array of another library on the CPU, of whatever dtype, without a copy.
 cdef object imported(object values, str name)
 
+# Whether a dtype is bfloat16, of whatever origin.
+cdef bint is_bfloat16(object dtype)
+
 # Rows as they are given, as an array; sequences of rows stay what they are.
 cdef object as_rows_array(object rows, str name)
 

@@ -15,6 +15,9 @@ cimport numpy as cnp
 from libc.stdint cimport int64_t
 from libc.string cimport memcpy
 
+from mtplx._csampling.dlpack import BFLOAT16, widen_bfloat16
+from mtplx._csampling.dlpack import imported as import_array
+
 cnp.import_array()
 
 cdef extern from "numpy/arrayobject.h":
@@ -28,12 +31,12 @@ cdef extern from "Python.h":
 
 cdef object imported(object values, str name):
     """An array or an array of another library on the CPU, of whatever dtype, without a copy."""
-    if not hasattr(values, "__array__") and hasattr(values, "__dlpack__"):
-        try:
-            values = np.from_dlpack(values)
-        except (BufferError, RuntimeError) as error:
-            raise TypeError(f"{name} cannot be read as a CPU array: {error}") from error
-    return np.asarray(values)
+    return import_array(values, name)
+
+
+cdef bint is_bfloat16(object dtype):
+    """bfloat16 of a package that gives NumPy such a type, or of DLPack."""
+    return dtype.name == "bfloat16" or dtype == BFLOAT16
 
 
 cdef object as_array(object values, str name):
@@ -47,8 +50,9 @@ cdef object as_array(object values, str name):
                 raise TypeError(f"{name} must hold real numbers, not objects")
         with np.errstate(all="ignore"):
             return array.astype(np.float64)
-    if kind == "V" and array.dtype.names is None and array.dtype.type is not np.void:
-        return array  # a number type of another package, such as bfloat16
+    if kind == "V" and (array.dtype == BFLOAT16 or (
+            array.dtype.names is None and array.dtype.type is not np.void)):
+        return array  # bfloat16, or a number type of another package
     raise TypeError(f"{name} must hold real numbers, not {array.dtype}")
 
 
@@ -71,7 +75,7 @@ cdef object as_row(object values, str name):
         raise ValueError(f"{name} must be one-dimensional and not empty, not of shape {array.shape}")
     if array.dtype.char in "efd":
         return np.require(array, array.dtype.newbyteorder("="), ["C", "A"])
-    if array.dtype.name == "bfloat16":
+    if is_bfloat16(array.dtype):
         return np.require(array, None, ["C", "A"])
     with np.errstate(all="ignore"):
         return np.ascontiguousarray(array, dtype=np.float64)
@@ -136,7 +140,7 @@ cdef double logit(const Row *row, Py_ssize_t i) noexcept nogil:
 
 
 cdef object bad_probabilities(object row, str name):
-    values = np.asarray(row).astype(np.float64)
+    values = widen_bfloat16(np.asarray(row)).astype(np.float64)
     wrong = np.flatnonzero(~((values >= 0.0) & (values < np.inf)))
     if wrong.size:
         return ValueError(f"{name} must be finite and not negative: entry {wrong[0]} is {values[wrong[0]]}")

@@ -15,6 +15,8 @@ from libc.math cimport isfinite
 from libc.stdint cimport int64_t
 from libc.string cimport memcpy
 
+from mtplx._csampling.dlpack import widen_bfloat16
+
 cnp.import_array()
 
 cdef double OVERFLOW_SCALE = 2.0 ** -64
@@ -32,7 +34,7 @@ def register_python_types(sparse, non_finite_logits, describe):
 
 
 cdef object bad_logits(object logits, str where):
-    return describe_bad_logits(logits, where)
+    return describe_bad_logits(widen_bfloat16(logits), where)
 
 
 @cython.dataclasses.dataclass(frozen=True)

@@ -8,6 +8,8 @@ from libc.stdint cimport int64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memset
 
+from mtplx._csampling.dlpack import widen_bfloat16
+
 from mtplx._csampling.arrays cimport (
     F64,
     Row,
@@ -340,7 +342,7 @@ def distribution_from_logits(logits, double temperature, double top_p, top_k, do
 cdef object penalised_row(const Row *row, object owner):
     """The row with its patches, to describe an error."""
     cdef Py_ssize_t i
-    values = owner.astype("float64")
+    values = widen_bfloat16(owner).astype("float64")
     for i in range(row.patches):
         values[row.patch_ids[i]] = row.patch_values[i]
     return values

@@ -35,6 +35,7 @@ from mtplx._csampling.arrays cimport (
     id_within,
     ids_of,
     imported,
+    is_bfloat16,
     new_doubles,
     new_ids,
     open_row,
@@ -541,7 +542,7 @@ cdef int row_kind(cnp.ndarray array) except -2:
         return F32
     if array.dtype.char == "e":
         return F16
-    return BF16 if array.dtype.name == "bfloat16" else -1
+    return BF16 if is_bfloat16(array.dtype) else -1
 
 
 cdef class OpenBlock:

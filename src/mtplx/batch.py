@@ -70,7 +70,9 @@ def distributions_from_logits(
         penalty_overlay,
         dense=distribution_from_logits,
         sparse=sparse_distribution_from_logits,
-        run=lambda work, count: run_ranges(executor, work, count, least=least_rows(logits)),
+        run=lambda work, count, size: run_ranges(
+            executor, work, count, least=1 + WORTHWHILE_LOGITS // max(size, 1)
+        ),
     )
 
 
@@ -111,9 +113,3 @@ def sample_rows(distributions: Any, rngs: Any) -> NDArray[np.int64]:
             else:
                 drawn.append(Drawable(row).draw)
     return np.array([draw(rng) for draw, rng in zip(drawn, generators, strict=True)], dtype=np.int64)
-
-
-def least_rows(logits: Any) -> int:
-    """Rows of logits that are worth a range of their own: some 300 microseconds of work."""
-    size = int(np.shape(logits)[-1]) if hasattr(logits, "shape") else len(logits[0]) if len(logits) else 1
-    return 1 + WORTHWHILE_LOGITS // max(size, 1)

@@ -21,10 +21,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from mtplx._csampling.dlpack import imported
 from mtplx.decisions import BatchDecision, BlockDecision, CanonicalRule, Rule, as_rule
 from mtplx.distributions import Distribution, SamplerConfig, SparseDistribution, errors_at
 from mtplx.reference import rules
-from mtplx.reference.one_row import as_generator, id_within, imported, weights_of
+from mtplx.reference.one_row import as_generator, id_within, weights_of
 from mtplx.reference.rows import (
     Indexed,
     Lazy,

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from mtplx._csampling.dlpack import imported, widen_bfloat16
 from mtplx.distributions import (
     Distribution,
     NonFiniteLogitsError,
@@ -64,23 +65,9 @@ Weights = tuple[NDArray[np.int64] | None, Float64]
 # ---- what comes in -------------------------------------------------------------------------------
 
 
-def imported(values: Any, name: str) -> NDArray[Any]:
-    """Any array_like as a NumPy array of its own dtype, without a copy where possible."""
-    if (
-        not isinstance(values, np.ndarray)
-        and not hasattr(values, "__array__")
-        and hasattr(values, "__dlpack__")
-    ):
-        try:
-            values = np.from_dlpack(values)
-        except (BufferError, RuntimeError) as error:
-            raise TypeError(f"{name} cannot be read as a CPU array: {error}") from error
-    return np.asarray(values)
-
-
 def as_array(values: Any, name: str) -> NDArray[Any]:
     """Any array_like of real numbers as a NumPy array of its own dtype, without a copy where possible."""
-    array = imported(values, name)
+    array = widen_bfloat16(imported(values, name))
     custom = array.dtype.kind == "V" and array.dtype.names is None and array.dtype.type is not np.void
     if array.dtype.kind == "O":
         if not all(

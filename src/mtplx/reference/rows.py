@@ -16,6 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from mtplx._csampling.dlpack import imported
 from mtplx.distributions import (
     BatchedSparseDistributions,
     Distribution,
@@ -30,7 +31,6 @@ from mtplx.reference.one_row import (
     as_top_k,
     distribution_from_logits,
     draw,
-    imported,
     sparse_distribution_from_logits,
     weights_of,
 )
@@ -211,7 +211,7 @@ def distributions_from_logits(
         penalty_overlay,
         dense=distribution_from_logits,
         sparse=sparse_distribution_from_logits,
-        run=lambda work, count: work(0, count),
+        run=lambda work, count, size: work(0, count),
     )
 
 
@@ -223,11 +223,12 @@ def from_rows_of_logits(
     *,
     dense: Callable[..., Any],
     sparse: Callable[..., Any],
-    run: Callable[[Callable[[int, int], None], int], None],
+    run: Callable[[Callable[[int, int], None], int, int], None],
 ) -> BatchedSparseDistributions | Float64:
     """`distributions_from_logits` with the functions that make one row, of either face, and what runs them.
 
-    `run` calls ``work(first, last)`` for ranges that cover all rows.
+    `run` is given ``work``, the number of rows and V; it calls ``work(first, last)`` for ranges that cover
+    all rows.
     """
     rows = as_rows(logits, "logits")
     count = len(rows)
@@ -253,7 +254,7 @@ def from_rows_of_logits(
                 else:
                     dense(row, configs[i], **penalties, out=made[i])
 
-    run(work, count)
+    run(work, count, size)
     if not all_sparse:
         return np.asarray(made[0].base)
     width = max(as_top_k(configs[i].top_k, size) for i in range(count))
