@@ -17,6 +17,7 @@ _SUBMODULES = (
     "decisions",
     "decoding",
     "distributions",
+    "integrations",
     "models",
     "oracle",
     "policy",

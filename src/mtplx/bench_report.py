@@ -22,7 +22,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,8 +38,9 @@ from mtplx.bench import (
     BenchError,
     numpy_simd,
 )
+from mtplx.charts import new_figure, save
 
-__all__ = ["BenchError", "Request", "environment", "markdown", "measure", "plot", "require_plotting", "show"]
+__all__ = ["BenchError", "Request", "environment", "markdown", "measure", "plot", "show"]
 
 Mode = Literal["table", "worst", "scaling"]
 Result = dict[str, Any]
@@ -304,34 +304,11 @@ def markdown(result: Result, command: str) -> str:
 # ---- chart ---------------------------------------------------------------------------------------
 
 
-def require_plotting(path: Path) -> None:
-    """Refuse what could only fail after a minute of measuring.
-
-    Raises
-    ------
-    BenchError
-        matplotlib is not installed, or cannot write such a file there.
-    """
-    known = _new_figure().canvas.get_supported_filetypes()
-    if path.suffix.removeprefix(".").lower() not in known:
-        raise BenchError(f"cannot draw {path.name}: the name must end in one of .{', .'.join(sorted(known))}")
-    if not path.parent.is_dir():
-        raise BenchError(f"cannot write {path}: there is no directory {path.parent}")
-
-
-def _new_figure(**options: Any) -> Any:
-    try:
-        figure: Any = import_module("matplotlib.figure")
-    except ImportError as error:
-        raise BenchError('a chart needs matplotlib: pip install "mtplx-sampling[plot]"') from error
-    return figure.Figure(**options)
-
-
 def plot(result: Result, path: Path) -> None:
     """A bar for each line of the table, as long as its ratio, with a tick at the goal."""
     rows = result["rows"][::-1]  # bars are drawn from the bottom up
     colours = {"goal": "tab:green", "floor": "tab:olive", "below": "tab:red"}
-    figure = _new_figure(figsize=(9, 1.6 + 0.24 * len(rows)), layout="constrained")
+    figure = new_figure(figsize=(9, 1.6 + 0.24 * len(rows)), layout="constrained")
     axes = figure.add_subplot()
     places = range(len(rows))
     axes.barh(places, [row["ratio"] for row in rows], color=[colours[row["verdict"]] for row in rows])
@@ -350,7 +327,4 @@ def plot(result: Result, path: Path) -> None:
     sides = f"mtplx {m['mtplx']} ({m['isa']}) against NumPy {m['numpy']} ({' '.join(m['numpy_simd'])})"
     axes.set_title(f"{sides}\n{m['cpu']}", fontsize=9)
     axes.legend(loc="lower right", fontsize=8)
-    try:
-        figure.savefig(path, dpi=150)
-    except OSError as error:
-        raise BenchError(f"cannot write {path}: {error.strerror or error}") from error
+    save(figure, path)

