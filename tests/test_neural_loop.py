@@ -207,10 +207,16 @@ def check_statistics(stream: TokenStream) -> None:
     assert stats.drafted_tokens == sum(stats.drafted_by_depth)
     assert stats.accepted_tokens == stream.kinds.count("accepted") == sum(stats.accepted_by_depth)
     assert stats.correction_tokens == stream.kinds.count("correction") == sum(stats.rejected_by_depth)
-    for drafted, accepted, rejected in zip(
-        stats.drafted_by_depth, stats.accepted_by_depth, stats.rejected_by_depth, strict=True
+    for drafted, tested, accepted, rejected in zip(
+        stats.drafted_by_depth,
+        stats.tested_by_depth,
+        stats.accepted_by_depth,
+        stats.rejected_by_depth,
+        strict=True,
     ):
-        assert accepted + rejected <= drafted
+        assert accepted + rejected <= tested <= drafted
+    for mean in stats.mean_accept_probability_by_depth:
+        assert np.isnan(mean) or 0.0 <= mean <= 1.0 + 1e-12
 
 
 # --- greedy
@@ -230,6 +236,32 @@ def test_greedy_text_is_plain_text(drafter: str, depth: int, window: int | None)
         kinds.update(stream.kinds)
     assert kinds["accepted"] > 20
     assert kinds["correction"] > 5
+
+
+@pytest.mark.parametrize("backend", ["compiled", "reference"])
+@pytest.mark.parametrize("rule", ["exact", "greedy", "match", "block", "typical"])
+def test_greedy_text_is_plain_text_under_every_rule(rule: Any, backend: Any) -> None:
+    target = target_model(WINDOW)
+    for drafter, prompt in itertools.product(DRAFTERS, PROMPTS[:2]):
+        plain = list(generate(target, prompt, config=GREEDY, max_tokens=40))
+        # Drafts are drawn, so that with one-hot target rows some are rejected.
+        stream = speculate(
+            target,
+            drafter,
+            prompt,
+            rule=rule,
+            depth=4,
+            max_tokens=40,
+            draft_config=SAMPLED,
+            seed=1,
+            backend=backend,
+        )
+        assert list(stream) == plain
+        check_statistics(stream)
+        check_state(stream, target, prompt)
+        assert min(stream.stats.accepted_tokens, stream.stats.correction_tokens) > 0
+        if rule == "block":
+            assert stream.stats.tested_by_depth == stream.stats.drafted_by_depth
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
@@ -364,7 +396,9 @@ def law_of_plain_text(config: SamplerConfig) -> np.ndarray:
     return np.array(law)
 
 
-def counts_of_texts(target: Transformer, drafter: Any, config: SamplerConfig) -> tuple[np.ndarray, Counter]:
+def counts_of_texts(
+    target: Transformer, drafter: Any, config: SamplerConfig, *, rule: Any = "exact", depth: int = 2
+) -> tuple[np.ndarray, Counter]:
     counts = np.zeros(3**LENGTH)
     kinds = Counter[str]()
     for seed in range(SAMPLES):
@@ -374,7 +408,8 @@ def counts_of_texts(target: Transformer, drafter: Any, config: SamplerConfig) ->
             SMALL_PROMPT,
             config=config,
             draft_config=SamplerConfig(1.4, 1.0, 0),
-            depth=2,
+            depth=depth,
+            rule=rule,
             max_tokens=LENGTH,
             seed=seed,
         )
@@ -394,6 +429,19 @@ def test_sampled_text_has_the_law_of_plain_text(drafter: str) -> None:
     counts, kinds = counts_of_texts(target, drafters[drafter](), SAMPLED)
     assert not law_refuted(counts, law_of_plain_text(SAMPLED))
     assert min(kinds[kind] for kind in ("accepted", "correction", "bonus")) > SAMPLES / 20
+
+
+@pytest.mark.parametrize("rule", ["block", "match"])
+def test_other_lossless_rules_keep_the_law_too(rule: str) -> None:
+    # Three drafts: two would not show a wrong block rule.
+    counts, kinds = counts_of_texts(Small(), ModelDrafter(Small(noise=0.3)), SAMPLED, rule=rule, depth=3)
+    assert not law_refuted(counts, law_of_plain_text(SAMPLED))
+    assert min(kinds[kind] for kind in ("accepted", "correction", "bonus")) > SAMPLES / 20
+
+
+def test_the_frequencies_betray_a_lossy_rule() -> None:
+    counts, _ = counts_of_texts(Small(), ModelDrafter(Small(noise=0.3)), SAMPLED, rule="typical")
+    assert law_refuted(counts, law_of_plain_text(SAMPLED))
 
 
 @pytest.mark.parametrize("bug", [SmallStaleRow, SmallOffByOne], ids=lambda bug: bug.__name__)
@@ -452,6 +500,33 @@ def test_a_model_that_raises_leaves_whole_blocks(drafter: str, error: BaseExcept
         check_state(stream, target, PROMPTS[0])
         lengths.add(len(handed_out))
     assert len(lengths) > 5
+
+
+@pytest.mark.parametrize("at", range(1, 9))
+def test_a_draft_model_that_raises_can_be_asked_again(at: int) -> None:
+    def propose(drafter: ModelDrafter) -> tuple[list[int], list[bytes]]:
+        drafts, rows = drafter.propose(4, SAMPLED, np.random.default_rng(7))
+        return drafts, [np.asarray(row).tobytes() for row in rows]
+
+    model = Breaking(1)
+    drafter, other = ModelDrafter(model), ModelDrafter(target_model(None))
+    for each in (drafter, other):
+        each.start(PROMPTS[0])
+        first = propose(each)[0]
+        each.commit([*first[:2], 3])
+    model.left = at
+    failures = 0
+    for _ in range(2):
+        try:
+            proposed = propose(drafter)
+        except RuntimeError:
+            failures += 1
+        else:
+            assert proposed == propose(other)
+    assert failures == 1
+    drafter.commit([6, 6])
+    other.commit([6, 6])
+    assert propose(drafter) == propose(other)
 
 
 def test_a_rollback_that_is_refused_ends_the_stream_with_a_note() -> None:

@@ -251,16 +251,17 @@ class ModelDrafter:
         drafts: list[int] = []
         rows: list[Distribution] = []
         new = self._pending
+        # The last draft is drawn but not decoded: most often nobody asks for the row after it.
         for _ in range(depth):
-            row = _distribution(self._backend, self.model.forward(self._state, new)[-1], config)
+            logits = self.model.forward(self._state, new)
+            # At once, so that a later exception finds the lists telling what the state holds.
+            self._ahead.append(new[-1])
+            self._pending = []
+            row = _distribution(self._backend, logits[-1], config)
             token = self._backend.sample_from_distribution(row, rng)
             drafts.append(token)
             rows.append(row)
             new = [token]
-        if drafts:
-            # The last draft was drawn but not decoded; most often nobody asks for the row after it.
-            self._ahead = [self._pending[-1], *drafts[:-1]]
-            self._pending = []
         return drafts, rows
 
     def commit(self, tokens: Sequence[int], /) -> None:
@@ -419,6 +420,9 @@ class GenerationStats:
     ----------
     drafted_by_depth, accepted_by_depth, rejected_by_depth : list of int
         Drafts that the target's call covered, and what became of them.
+    tested_by_depth : list of int
+        Drafts whose acceptance probability was computed: those up to the first rejection, and under the
+        block rule all.
     accept_probability_sums : list of float
         Sum of the acceptance probabilities of the tested drafts.
     correction_tokens, bonus_tokens : int
@@ -433,6 +437,7 @@ class GenerationStats:
     drafted_by_depth: list[int] = field(default_factory=list)
     accepted_by_depth: list[int] = field(default_factory=list)
     rejected_by_depth: list[int] = field(default_factory=list)
+    tested_by_depth: list[int] = field(default_factory=list)
     accept_probability_sums: list[float] = field(default_factory=list)
     correction_tokens: int = 0
     bonus_tokens: int = 0
@@ -464,16 +469,18 @@ class GenerationStats:
 
     @property
     def mean_accept_probability_by_depth(self) -> list[float]:
-        """Mean acceptance probability of the tested drafts; NaN where none was tested."""
-        tested = map(operator.add, self.accepted_by_depth, self.rejected_by_depth)
+        """Mean acceptance probability of the tested drafts; NaN where none was tested.
+
+        Under the block rule that of draft i is the probability of the whole prefix that ends with it.
+        """
         return [
             total / count if count else math.nan
-            for total, count in zip(self.accept_probability_sums, tested, strict=True)
+            for total, count in zip(self.accept_probability_sums, self.tested_by_depth, strict=True)
         ]
 
     @property
     def acceptance_by_depth(self) -> list[float]:
-        """Share of the tested drafts that were accepted; NaN where none was tested."""
+        """Share that was accepted where all drafts before were; NaN where that never was."""
         return [
             accepted / (accepted + rejected) if accepted + rejected else math.nan
             for accepted, rejected in zip(self.accepted_by_depth, self.rejected_by_depth, strict=True)
@@ -501,6 +508,7 @@ class GenerationStats:
             "drafted_by_depth": list(self.drafted_by_depth),
             "accepted_by_depth": list(self.accepted_by_depth),
             "rejected_by_depth": list(self.rejected_by_depth),
+            "tested_by_depth": list(self.tested_by_depth),
             "acceptance_by_depth": list(map(plain, self.acceptance_by_depth)),
             "mean_accept_probability_by_depth": list(map(plain, self.mean_accept_probability_by_depth)),
             "draft_seconds": self.draft_seconds,
@@ -515,7 +523,7 @@ class GenerationStats:
         depth = max(drafted, len(self.drafted_by_depth))
         after: dict[str, Any] = {
             name: getattr(self, name) + [0] * (depth - len(getattr(self, name)))
-            for name in ("drafted_by_depth", "accepted_by_depth", "rejected_by_depth")
+            for name in ("drafted_by_depth", "accepted_by_depth", "rejected_by_depth", "tested_by_depth")
         }
         sums = self.accept_probability_sums + [0.0] * (depth - len(self.accept_probability_sums))
         for i in range(drafted):
@@ -526,6 +534,7 @@ class GenerationStats:
             after["rejected_by_depth"][verdict.accepted] += 1
         for i, probability in enumerate(verdict.accept_probabilities):
             sums[i] += probability
+            after["tested_by_depth"][i] += 1
         after["accept_probability_sums"] = sums
         after["correction_tokens"] = self.correction_tokens + (verdict.last == "correction")
         after["bonus_tokens"] = self.bonus_tokens + (verdict.last == "bonus")
