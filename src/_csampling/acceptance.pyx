@@ -139,24 +139,17 @@ cdef double next_difference(const Support *p, const Support *q, Py_ssize_t i,
     return p.weights[i]
 
 
-cdef Py_ssize_t positive_differences(const Support *p, const Support *q, double *total) noexcept nogil:
-    """How many differences are positive, and their sequential sum, as draws need it. Both ascend."""
-    cdef Py_ssize_t i, count = 0, place = 0
-    cdef double difference
-    total[0] = 0.0
+cdef int64_t draw_difference(const Support *p, const Support *q, double u) noexcept nogil:
+    """A token drawn by the positive differences, or by the target where there are none. Both ascend."""
+    cdef double total = 0.0, cumulative = 0.0, difference
+    cdef Py_ssize_t i, place = 0
     for i in range(p.count):
         difference = next_difference(p, q, i, &place)
         if difference > 0.0:
-            total[0] += difference
-            count += 1
-    return count
-
-
-cdef int64_t draw_difference(const Support *p, const Support *q, double u) noexcept nogil:
-    cdef double total, cumulative = 0.0, difference
-    cdef Py_ssize_t i, place = 0
-    if positive_differences(p, q, &total) == 0:
+            total += difference
+    if total == 0.0:
         return p.ids[draw_place(p.weights, p.count, u)]
+    place = 0
     for i in range(p.count):
         difference = next_difference(p, q, i, &place)
         if difference > 0.0:
@@ -167,11 +160,18 @@ cdef int64_t draw_difference(const Support *p, const Support *q, double u) noexc
 
 
 cdef tuple difference_arrays(const Support *p, const Support *q):
-    cdef double total, difference
-    cdef Py_ssize_t count = positive_differences(p, q, &total), i, place = 0, at = 0
-    cdef cnp.ndarray ids = new_ids(count), weights = new_doubles(count)
-    cdef int64_t *to = ids_of(ids)
-    cdef double *to_weights = doubles(weights)
+    cdef double difference
+    cdef Py_ssize_t count = 0, i, place = 0, at = 0
+    cdef cnp.ndarray ids, weights
+    cdef int64_t *to
+    cdef double *to_weights
+    for i in range(p.count):
+        count += next_difference(p, q, i, &place) > 0.0
+    ids = new_ids(count)
+    weights = new_doubles(count)
+    to = ids_of(ids)
+    to_weights = doubles(weights)
+    place = 0
     for i in range(p.count):
         difference = next_difference(p, q, i, &place)
         if difference > 0.0:

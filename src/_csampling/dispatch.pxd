@@ -1,4 +1,4 @@
-from libc.stdint cimport int64_t, uint16_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint64_t
 
 
 cdef extern from "kernels.h" nogil:
@@ -6,6 +6,7 @@ cdef extern from "kernels.h" nogil:
         CHUNK
         BLOCK
         SIDE_BY_SIDE
+        HIT_GROUP
         SCALE_NONE
         SCALE_RECIPROCAL
         SCALE_DIVIDE
@@ -25,7 +26,7 @@ cdef extern from "kernels.h" nogil:
         double sum
     ctypedef struct bucket:
         double mass
-        int64_t count
+        double count
     ctypedef struct kernels:
         const char *isa
         bint fused
@@ -68,14 +69,16 @@ cdef extern from "kernels.h" nogil:
         void (*residual)(const double *p, const double *q, size_t n, double *out,
                          running *total) noexcept nogil
         int (*weigh)(const double *p, size_t n, running *total) noexcept nogil
-        size_t (*split)(const double *p, size_t n, double bound, double *values, int *bad) noexcept nogil
+        size_t (*split)(const double *p, size_t n, double bound, double *values, uint8_t *hits,
+                        int *bad) noexcept nogil
         void (*range)(const double *values, size_t n, double *low, double *high) noexcept nogil
         size_t (*between)(const double *values, size_t n, double low, double high,
                           double *inside) noexcept nogil
         void (*histogram)(const double *values, size_t n, uint64_t low, uint64_t high, int shift,
                           bucket *even, bucket *odd) noexcept nogil
         void (*sum_at_least)(const double *values, size_t n, double threshold, running *total) noexcept nogil
-        void (*keep)(const double *p, size_t n, double threshold, double divisor, double *out) noexcept nogil
+        void (*keep)(const double *p, size_t n, double threshold, double divisor, const uint8_t *hits,
+                     double *out) noexcept nogil
         void (*overlap)(const double *p, const double *q, size_t n, running *total) noexcept nogil
         void (*marginal)(const double *p, const double *q, size_t n, double rate, double *out) noexcept nogil
         void (*sum_p_log_p)(const double *p, size_t n, double scale, running *total) noexcept nogil

@@ -105,9 +105,15 @@ cdef bint weigh(Weights *weights, const Row *p, const Row *q, bint positive_part
                 double *sums) noexcept nogil:
     weights.p = p
     weights.q = q
-    weights.positive_part = positive_part
+    weights.positive_part = False
     weights.scale = 1.0
     weights.sums = sums
+    if positive_part:
+        # Mostly there is nothing to leave out, and the row can be read where it lies.
+        if add_up(weights, 0):
+            return True
+        weights.positive_part = True
+        weights.scale = 1.0
     if q is not NULL and p.kind == F64 and q.kind == F64:
         table.block_sums_residual(<const double *>p.data, <const double *>q.data, p.n, sums)
         return add_up(weights, p.n)

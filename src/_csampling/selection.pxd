@@ -25,15 +25,6 @@ cdef struct Candidates:
     Candidate *items
     Py_ssize_t count
 
-# Where a truncation cuts a row of probabilities: all above the threshold stay, and the first
-# `level_kept` of the `level_count` that equal it.
-cdef struct Cut:
-    double threshold
-    Py_ssize_t level_count
-    Py_ssize_t level_kept
-    double scale     # 1, or what keeps the sum from overflowing
-    double total     # sum of what is kept, scaled
-
 cdef void sort_candidates(Candidate *items, Py_ssize_t count) noexcept nogil
 
 # The k best of a row of probabilities, for k small against n. The items are the caller's to free,
@@ -46,12 +37,10 @@ cdef selection_status best_values(const Row *row, Py_ssize_t k, Candidates *best
 # How many of the ranked candidates top_p keeps, by sequential sums.
 cdef Py_ssize_t nucleus_size(const Candidate *items, Py_ssize_t count, double top_p) noexcept nogil
 
-# The cut of top_p (>= 1: off) and top_k (0: off) through n probabilities; `room` holds n numbers.
-cdef selection_status find_cut(const double *p, Py_ssize_t n, double top_p, Py_ssize_t k, double *room,
-                               Cut *cut) noexcept nogil
-
-# out = the kept entries divided by their sum; in place allowed.
-cdef void keep_into(const double *p, Py_ssize_t n, const Cut *cut, double *out) noexcept nogil
+# out = n probabilities cut by top_p (>= 1: off) and top_k (0: off), divided by the sum of what is kept; in
+# place allowed. `room` holds n numbers; it may be out where that is not p.
+cdef selection_status cut_row(const double *p, Py_ssize_t n, double top_p, Py_ssize_t k, double *room,
+                              double *out) noexcept nogil
 
 # Ids and weights of the best k of a row of logits under the softmax at 0 < T < inf, cut by top_p
 # (>= 1: off), for k small against n. Weights are proportional to the probabilities.

@@ -7,7 +7,7 @@ strided elements. The k-th largest of these is a lower bound for the k-th larges
 elements not below it are candidates: k and some, whatever the row. Where equal values make them many,
 the list is cut back to what can still win, and the bound rises.
 
-*Many ranks, or mass alone* (`find_cut`). A sample of the row proposes a bound that the cut cannot lie
+*Many ranks, or mass alone* (`cut_row`). A sample of the row proposes a bound that the cut cannot lie
 below; the elements above it are packed, and a histogram over the leading bits of the floats finds the
 bucket where the cut lies. That bucket alone is refined, down to one value or a handful that is sorted.
 The cut is a value and, where that value stands several times, a number of lowest ids.
@@ -22,13 +22,14 @@ falls between weights too close to tell, it takes the float64 sum and ranks the 
 """
 
 from libc.math cimport INFINITY, ceil, fabs, isfinite, isnan, log, nextafter, sqrt
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
 from mtplx._csampling.arrays cimport F64, Row, element, logits_piece, probs_piece
 from mtplx._csampling.dispatch cimport (
     CHUNK,
+    HIT_GROUP,
     NUCLEUS_AGAINST_SUM,
     NUCLEUS_BOUNDARY,
     RANK_TIE,
@@ -58,16 +59,34 @@ cdef double ROUGH_LOW = 2.0 ** -60, ROUGH_HIGH = 2.0 ** 60
 # ---- ranking -------------------------------------------------------------------------------------
 
 
-cdef inline bint outranks(const Candidate *a, const Candidate *b) noexcept nogil:
-    return a.weight > b.weight or (a.weight == b.weight and a.id < b.id)
+ctypedef fused Ranked:
+    double
+    Candidate
 
 
-cdef void sort_candidates(Candidate *items, Py_ssize_t count) noexcept nogil:
-    """Quicksort on the middle element, insertion below 24; no two candidates are equal (ids differ)."""
-    cdef Candidate pivot, held
+cdef inline bint outranks(Ranked *a, Ranked *b) noexcept nogil:
+    if Ranked is Candidate:
+        return a.weight > b.weight or (a.weight == b.weight and a.id < b.id)
+    else:
+        return a[0] > b[0]
+
+
+cdef inline Ranked middle(Ranked *a, Ranked *b, Ranked *c) noexcept nogil:
+    if outranks(a, b):
+        return b[0] if outranks(b, c) else c[0] if outranks(a, c) else a[0]
+    return a[0] if outranks(a, c) else c[0] if outranks(b, c) else b[0]
+
+
+cdef void rank_first(Ranked *items, Py_ssize_t count, Py_ssize_t wanted) noexcept nogil:
+    """The `wanted` first of the items by rank, in order; the others follow in any.
+
+    Quicksort, insertion below 24. The pivot is the median of the quartiles' places, so that neither rows in
+    order nor those that rise and fall split unevenly.
+    """
+    cdef Ranked pivot, held
     cdef Py_ssize_t i, j
-    while count > 24:
-        pivot = items[count >> 1]
+    while count > 24 and wanted > 0:
+        pivot = middle(&items[count >> 2], &items[count >> 1], &items[count - 1 - (count >> 2)])
         i = 0
         j = count - 1
         while i <= j:
@@ -81,43 +100,71 @@ cdef void sort_candidates(Candidate *items, Py_ssize_t count) noexcept nogil:
                 items[j] = held
                 i += 1
                 j -= 1
-        if j + 1 < count - i:
-            sort_candidates(items, j + 1)
+        if i >= wanted:
+            count = j + 1
+        elif j + 1 < count - i:
+            rank_first(items, j + 1, j + 1)
             items += i
             count -= i
+            wanted -= i
         else:
-            sort_candidates(items + i, count - i)
+            rank_first(items + i, count - i, wanted - i)
             count = j + 1
-    for i in range(1, count):
-        held = items[i]
-        j = i
-        while j > 0 and outranks(&held, &items[j - 1]):
-            items[j] = items[j - 1]
-            j -= 1
-        items[j] = held
+    if wanted > 0:
+        for i in range(1, count):
+            held = items[i]
+            j = i
+            while j > 0 and outranks(&held, &items[j - 1]):
+                items[j] = items[j - 1]
+                j -= 1
+            items[j] = held
+
+
+cdef void sort_candidates(Candidate *items, Py_ssize_t count) noexcept nogil:
+    rank_first(items, count, count)
 
 
 cdef double kth_largest(const double *values, Py_ssize_t n, Py_ssize_t k, double *room) noexcept nogil:
-    """The k-th largest of n values without NaN, -inf if k > n; `room` holds k values."""
-    cdef Py_ssize_t i, j, held = 0
-    cdef double lowest = -INFINITY
+    """The k-th largest of n values without NaN, -inf if k > n; `room` holds n + k values."""
+    cdef int ignored = 0
+    cdef Py_ssize_t groups = 4 * k, start, i
+    cdef double *maxima = room + k
+    cdef double bound
     if k > n:
         return -INFINITY
-    if k <= 64:
-        # The best so far, descending: most values fail the first comparison.
-        for i in range(n):
-            if values[i] > lowest or held < k:
-                j = held if held < k else k - 1
-                while j > 0 and room[j - 1] < values[i]:
-                    room[j] = room[j - 1]
-                    j -= 1
-                room[j] = values[i]
-                if held < k:
-                    held += 1
-                if held == k:
-                    lowest = room[k - 1]
-        return lowest
-    return heap_kth_largest(values, n, k, room)
+    if k > 64:
+        return heap_kth_largest(values, n, k, room)
+    if n >= 2 * groups:
+        # The k-th largest maximum of 4 k groups is a lower bound, which hardly more than k values reach.
+        memcpy(maxima, values, groups * sizeof(double))
+        start = groups
+        while start < n:
+            for i in range(min(groups, n - start)):
+                maxima[i] = values[start + i] if values[start + i] > maxima[i] else maxima[i]
+            start += groups
+        bound = best_kth_largest(maxima, groups, k, room)
+        n = table.split(values, n, bound, room + k, NULL, &ignored)
+        values = room + k
+    return best_kth_largest(values, n, k, room)
+
+
+cdef double best_kth_largest(const double *values, Py_ssize_t n, Py_ssize_t k, double *best) noexcept nogil:
+    """The same by a list of the k best, descending: most values fail the first comparison."""
+    cdef Py_ssize_t i, j, held = 0
+    cdef double value, lowest = -INFINITY
+    for i in range(n):
+        value = values[i]
+        if value > lowest or held < k:
+            j = held if held < k else k - 1
+            while j > 0 and best[j - 1] < value:
+                best[j] = best[j - 1]
+                j -= 1
+            best[j] = value
+            if held < k:
+                held += 1
+            if held == k:
+                lowest = best[k - 1]
+    return lowest
 
 
 cdef double heap_kth_largest(const double *values, Py_ssize_t n, Py_ssize_t k, double *heap) noexcept nogil:
@@ -203,8 +250,8 @@ cdef selection_status best_values(const Row *row, Py_ssize_t k, Candidates *best
 
 
 cdef double *open_candidates(Py_ssize_t k, Py_ssize_t blocks, Candidates *best) noexcept nogil:
-    """Room for the candidates of k ranks; returns room for the block maxima and k more, or NULL."""
-    cdef double *maxima = <double *>malloc((blocks + k) * sizeof(double))
+    """Room for the candidates of k ranks; returns room for the block maxima, twice, and k more, or NULL."""
+    cdef double *maxima = <double *>malloc((2 * blocks + k) * sizeof(double))
     best.items = <Candidate *>malloc((2 * k + 2 * CHUNK) * sizeof(Candidate))
     best.count = 0
     if best.items is NULL:
@@ -235,10 +282,10 @@ cdef void collect_values(const Row *row, Py_ssize_t k, double *maxima, Py_ssize_
             best.count += 1
         if best.count > 2 * k + CHUNK:
             # Ties with the k-th have higher ids from here on: only what is larger can still win.
-            sort_candidates(best.items, best.count)
+            rank_first(best.items, best.count, k)
             best.count = k
             bound = nextafter(best.items[k - 1].weight, INFINITY)
-    sort_candidates(best.items, best.count)
+    rank_first(best.items, best.count, k)
     best.count = min(best.count, k)
 
 
@@ -378,7 +425,7 @@ cdef selection_status block_pass(const Row *row, double temperature, bint with_s
 
 cdef selection_status collect_logits(const Row *row, const scaling *s, Py_ssize_t k, double *maxima,
                                      Py_ssize_t blocks, Candidates *best) noexcept nogil:
-    """Everything that can be among the k best, with weights, ranked."""
+    """Everything that can be among the k best, with weights, the first k of them ranked."""
     cdef double buffer[CHUNK]
     cdef int64_t ids[CHUNK]
     cdef double values[CHUNK]
@@ -406,7 +453,7 @@ cdef selection_status collect_logits(const Row *row, const scaling *s, Py_ssize_
                 best.count += 1
         if best.count > 2 * k + CHUNK:
             weigh(best.items, best.count, s)
-            sort_candidates(best.items, best.count)
+            rank_first(best.items, best.count, k)
             if best.items[k - 1].weight == 1.0:
                 # No weight exceeds exp(0) = 1, and later ones have higher ids.
                 best.count = k
@@ -419,13 +466,13 @@ cdef selection_status collect_logits(const Row *row, const scaling *s, Py_ssize_
                 # No float32 lies between: what ties is equal.
                 bound = nextafter(level, INFINITY)
     weigh(best.items, best.count, s)
-    sort_candidates(best.items, best.count)
+    rank_first(best.items, best.count, k)
     return SELECTED
 
 
 cdef bint cut_back(Py_ssize_t k, Candidates *best) noexcept nogil:
-    """Drop what cannot be among the k best any more: the ranked list is cut after rank k, unless weights
-    too close to the k-th to tell stand on both sides of it."""
+    """Drop what cannot be among the k best any more: the list is cut after rank k, unless weights too close
+    to the k-th to tell stand on both sides of it."""
     cdef double kth = best.items[k - 1].weight
     cdef Py_ssize_t i
     if kth < TINY_WEIGHT:
@@ -435,11 +482,10 @@ cdef bint cut_back(Py_ssize_t k, Candidates *best) noexcept nogil:
         i -= 1
     if best.items[i].weight != kth:
         return False
-    i = k
-    while i < best.count and best.items[i].weight >= kth * (1.0 - CLOSE):
-        if best.items[i].weight != kth or best.items[i].value != best.items[k - 1].value:
+    for i in range(k, best.count):
+        if best.items[i].weight >= kth * (1.0 - CLOSE) and (
+                best.items[i].weight != kth or best.items[i].value != best.items[k - 1].value):
             return False
-        i += 1
     best.count = k
     return True
 
@@ -490,22 +536,21 @@ cdef bint uncertain_cut(const Candidates *best, Py_ssize_t kept) noexcept nogil:
     """Whether the probabilities at the cut may rank differently from the weights."""
     cdef double last = best.items[kept - 1].weight
     cdef Py_ssize_t i
+    cdef bint tied = False
     if last < TINY_WEIGHT and last > 0.0:
         return True
-    if kept == best.count or best.items[kept].weight < last * (1.0 - CLOSE):
+    for i in range(kept, best.count):
+        if best.items[i].weight >= last * (1.0 - CLOSE):
+            # A tie across the cut: fine where all that are close are equal, for then the ids decide.
+            if best.items[i].weight != last:
+                return True
+            tied = True
+    if not tied:
         return False
-    # A tie across the cut: fine where all that are close are equal, for then the ids decide.
     i = kept - 1
     while i > 0 and best.items[i - 1].weight <= last * (1.0 + CLOSE):
         i -= 1
-    if best.items[i].weight != last:
-        return True
-    i = kept
-    while i < best.count and best.items[i].weight >= last * (1.0 - CLOSE):
-        if best.items[i].weight != last:
-            return True
-        i += 1
-    return False
+    return best.items[i].weight != last
 
 
 # ---- many ranks, or mass alone -------------------------------------------------------------------
@@ -515,8 +560,9 @@ cdef enum:
     SAMPLE = 2048          # elements that the first bound is estimated from
     SAMPLE_BUCKETS = 1024  # 8 an octave, from 2^-112 to 2^16
     SAMPLE_FIRST = (1023 - 112) * 8
-    BUCKETS = 2048         # of one histogram
-    HANDFUL = 1024         # values that are sorted rather than refined further
+    BUCKETS = 2048         # of one histogram, at most
+    HANDFUL = 128          # values that are sorted rather than refined further
+    FEW_HITS = 64          # where one element in so many can be kept, the rest is not read again
 
 # What is left to search: the values whose bit patterns lie in [low, high), with what lies above them.
 cdef struct Search:
@@ -532,6 +578,16 @@ cdef struct Search:
     Py_ssize_t inside      # values in [low, high)
     double above           # mass of the values >= high
     Py_ssize_t above_count
+
+# Where a truncation cuts a row of probabilities: all above the threshold stay, and the first
+# `level_kept` of the `level_count` that equal it.
+cdef struct Cut:
+    double threshold
+    Py_ssize_t level_count
+    Py_ssize_t level_kept
+    Py_ssize_t count  # elements that were searched: all that may be kept, and some
+    double scale      # 1, or what keeps the sum from overflowing
+    double total      # sum of what is kept, scaled
 
 cdef enum walk_result:
     CROSSED       # the cut is found
@@ -554,7 +610,7 @@ cdef inline double value_of(uint64_t bits) noexcept nogil:
 cdef double propose_bound(const double *p, Py_ssize_t n, double top_p, Py_ssize_t k) noexcept nogil:
     """A value that the cut probably lies above, from a strided sample; 0 where nothing can be said.
 
-    Only speed depends on it: find_cut starts again from 0 where too little lies above.
+    Only speed depends on it: cut_row starts again from 0 where too little lies above.
     """
     cdef double mass[SAMPLE_BUCKETS]
     cdef Py_ssize_t counts[SAMPLE_BUCKETS]
@@ -595,17 +651,29 @@ cdef double propose_bound(const double *p, Py_ssize_t n, double top_p, Py_ssize_
     return 0.0
 
 
-cdef selection_status find_cut(const double *p, Py_ssize_t n, double top_p, Py_ssize_t k, double *room,
-                               Cut *cut) noexcept nogil:
-    cdef selection_status status = cut_above(p, n, top_p, k, propose_bound(p, n, top_p, k), room, cut)
+cdef selection_status cut_row(const double *p, Py_ssize_t n, double top_p, Py_ssize_t k, double *room,
+                              double *out) noexcept nogil:
+    cdef Cut cut
+    cdef uint8_t small[HANDFUL]
+    cdef uint8_t *hits = small
+    cdef selection_status status
+    if n >= HANDFUL:
+        hits = <uint8_t *>malloc(n // HIT_GROUP)
+    if hits is NULL:
+        return NO_MEMORY
+    status = cut_above(p, n, top_p, k, propose_bound(p, n, top_p, k), room, hits, &cut)
     if status == TOO_MANY:
-        status = cut_above(p, n, top_p, k, 0.0, room, cut)
+        status = cut_above(p, n, top_p, k, 0.0, room, hits, &cut)
+    if status == SELECTED:
+        keep_into(p, n, &cut, hits, out)
+    if hits is not small:
+        free(hits)
     return status
 
 
 cdef selection_status cut_above(const double *p, Py_ssize_t n, double top_p, Py_ssize_t k, double bound,
-                                double *values, Cut *cut) noexcept nogil:
-    """find_cut among the values >= bound; TOO_MANY if the cut may lie below it."""
+                                double *values, uint8_t *hits, Cut *cut) noexcept nogil:
+    """The cut through the values >= bound; TOO_MANY if it may lie below the bound."""
     cdef Search search
     cdef int bad = 0
     cdef double smallest, largest
@@ -615,17 +683,19 @@ cdef selection_status cut_above(const double *p, Py_ssize_t n, double top_p, Py_
     cdef bucket *tables
     bound = max(bound, SMALLEST)
     search.values = values
-    search.count = table.split(p, n, bound, values, &bad)
-    largest = table.max_f64(values, search.count)
-    if bad or largest == INFINITY:
+    search.count = table.split(p, n, bound, values, hits, &bad)
+    if bad:
         return BAD_PROBABILITY
     if search.count == 0:
         return NO_MASS if bound == SMALLEST else TOO_MANY
+    table.range(values, search.count, &smallest, &largest)
+    if largest == INFINITY:
+        return BAD_PROBABILITY
+    cut.count = search.count
     search.top_p = top_p
     search.k = k if k else PY_SSIZE_T_MAX
     # A rounding for each addition: of one value to its bucket, of a bucket, and in the reference's sum.
     search.tolerance = (2.0 * search.count + 8.0 * BUCKETS + 8.0) * UNIT * min(top_p, 1.0)
-    table.range(values, search.count, &smallest, &largest)
     search.low = bits_of(smallest)
     search.high = bits_of(largest) + 1
     search.inside = search.count
@@ -657,9 +727,12 @@ cdef selection_status cut_above(const double *p, Py_ssize_t n, double top_p, Py_
         free(tables)
     if result == CROSSED:
         if search.inside <= HANDFUL:
-            table.between(search.found, search.found_count, value_of(search.low), value_of(search.high),
-                          handful)
-            sort_descending(handful, search.inside)
+            if search.inside == search.found_count:
+                memcpy(handful, search.found, search.inside * sizeof(double))
+            else:
+                table.between(search.found, search.found_count, value_of(search.low), value_of(search.high),
+                              handful)
+            search.inside = rank_levels(handful, search.inside, search.k - search.above_count)
             result = walk(&search, handful, cut)
         else:
             result = level(&search, value_of(search.low), search.inside, cut)
@@ -678,15 +751,31 @@ cdef selection_status cut_above(const double *p, Py_ssize_t n, double top_p, Py_
     return SELECTED
 
 
+cdef Py_ssize_t rank_levels(double *values, Py_ssize_t count, Py_ssize_t wanted) noexcept nogil:
+    """Bring the `wanted` largest to the front, in order, and all that equal the last; returns how many."""
+    cdef Py_ssize_t ranked = min(count, wanted), i
+    cdef double last
+    rank_first(values, count, wanted)
+    last = values[ranked - 1]
+    for i in range(ranked, count):
+        if values[i] == last:
+            values[i] = values[ranked]
+            values[ranked] = last
+            ranked += 1
+    return ranked
+
+
 cdef walk_result refine(Search *search, bucket *tables) noexcept nogil:
     """Narrow the search to one bucket of a histogram over the leading bits that still differ."""
     cdef int shift = 0
     cdef Py_ssize_t buckets, b
+    # About a value to a bucket: clearing and walking the buckets is not to take longer than filling them.
+    cdef uint64_t most = min(max(search.found_count, <Py_ssize_t>HANDFUL), <Py_ssize_t>BUCKETS)
     cdef uint64_t first
     cdef bucket *odd
     cdef double mass
     cdef Py_ssize_t count
-    while ((search.high - 1) >> shift) - (search.low >> shift) >= BUCKETS:
+    while ((search.high - 1) >> shift) - (search.low >> shift) >= most:
         shift += 1
     first = search.low >> shift
     buckets = <Py_ssize_t>(((search.high - 1) >> shift) - first) + 1
@@ -696,7 +785,7 @@ cdef walk_result refine(Search *search, bucket *tables) noexcept nogil:
     b = buckets - 1
     while b >= 0:
         mass = tables[b].mass + odd[b].mass
-        count = tables[b].count + odd[b].count
+        count = <Py_ssize_t>(tables[b].count + odd[b].count)
         if (search.above + mass >= search.top_p - search.tolerance and search.top_p < 1.0
                 or count >= search.k - search.above_count):
             search.low = max(search.low, (first + b) << shift)
@@ -802,7 +891,9 @@ cdef void finish(const Search *search, double *values, Cut *cut) noexcept nogil:
             values[i] *= OVERFLOW_SCALE
 
 
-cdef void keep_into(const double *p, Py_ssize_t n, const Cut *cut, double *out) noexcept nogil:
+cdef void keep_into(const double *p, Py_ssize_t n, const Cut *cut, const uint8_t *hits,
+                    double *out) noexcept nogil:
+    """out = the kept entries divided by their sum; in place allowed."""
     cdef Py_ssize_t i = 0, seen = 0
     if cut.scale != 1.0:
         for i in range(n):
@@ -811,51 +902,17 @@ cdef void keep_into(const double *p, Py_ssize_t n, const Cut *cut, double *out) 
                 p[i] > cut.threshold or seen <= cut.level_kept or cut.level_count == cut.level_kept) else 0.0
         return
     if cut.level_kept == cut.level_count:
-        table.keep(p, n, cut.threshold, cut.total, out)
+        table.keep(p, n, cut.threshold, cut.total, hits if cut.count < n // FEW_HITS else NULL, out)
         return
     # The level that the cut divides: its first entries by id stay.
     while seen < cut.level_kept:
         seen += p[i] == cut.threshold
         i += 1
-    table.keep(p, i, cut.threshold, cut.total, out)
-    table.keep(p + i, n - i, nextafter(cut.threshold, INFINITY), cut.total, out + i)
+    table.keep(p, i, cut.threshold, cut.total, NULL, out)
+    table.keep(p + i, n - i, nextafter(cut.threshold, INFINITY), cut.total, NULL, out + i)
 
 
 # ---- sorting -------------------------------------------------------------------------------------
-
-
-cdef void sort_descending(double *values, Py_ssize_t count) noexcept nogil:
-    cdef double pivot, held
-    cdef Py_ssize_t i, j
-    while count > 24:
-        pivot = values[count >> 1]
-        i = 0
-        j = count - 1
-        while i <= j:
-            while values[i] > pivot:
-                i += 1
-            while values[j] < pivot:
-                j -= 1
-            if i <= j:
-                held = values[i]
-                values[i] = values[j]
-                values[j] = held
-                i += 1
-                j -= 1
-        if j + 1 < count - i:
-            sort_descending(values, j + 1)
-            values += i
-            count -= i
-        else:
-            sort_descending(values + i, count - i)
-            count = j + 1
-    for i in range(1, count):
-        held = values[i]
-        j = i
-        while j > 0 and values[j - 1] < held:
-            values[j] = values[j - 1]
-            j -= 1
-        values[j] = held
 
 
 cdef enum:

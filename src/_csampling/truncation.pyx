@@ -1,8 +1,7 @@
 """Top-k and top-p: of given probabilities, and straight from logits."""
 
-import operator
-
 cimport numpy as cnp
+from cpython.number cimport PyNumber_Index
 from libc.math cimport INFINITY, isfinite, isnan
 from libc.stdint cimport int64_t
 from libc.stdlib cimport free, malloc
@@ -12,6 +11,7 @@ from mtplx._csampling.dlpack import widen_bfloat16
 
 from mtplx._csampling.arrays cimport (
     F64,
+    LONG_ROW,
     Row,
     bad_probabilities,
     doubles,
@@ -35,13 +35,11 @@ from mtplx._csampling.selection cimport (
     TOO_MANY,
     Candidate,
     Candidates,
-    Cut,
     best_logits,
     best_probabilities,
     best_values,
+    cut_row,
     few,
-    find_cut,
-    keep_into,
     nucleus_size,
     rank_all,
     selection_status,
@@ -97,13 +95,10 @@ cdef selection_status scatter(Candidates *best, Py_ssize_t n, double *out) noexc
 cdef selection_status cut_into(const double *p, Py_ssize_t n, double top_p, Py_ssize_t k,
                                double *out) noexcept nogil:
     """The truncated row; p and out may be the same. The result's own memory is room to work in."""
-    cdef Cut cut
     cdef selection_status status = NO_MEMORY
     cdef double *room = <double *>malloc(n * sizeof(double)) if p is out else out
     if room is not NULL:
-        status = find_cut(p, n, top_p, k, room, &cut)
-        if status == SELECTED:
-            keep_into(p, n, &cut, out)
+        status = cut_row(p, n, top_p, k, room, out)
     if p is out:
         free(room)
     return status
@@ -145,6 +140,16 @@ cdef selection_status truncate_into(const Row *row, double top_p, Py_ssize_t k, 
     return cut_into(p, row.n, top_p, k, out)
 
 
+cdef selection_status truncate_fully(const Row *row, double top_p, Py_ssize_t k, double *out,
+                                     bint callers) noexcept nogil:
+    """truncate_into, whose result is room to work in: what belongs to the caller is touched once nothing
+    can fail any more."""
+    cdef double total
+    if callers and weigh_row(row, &total) != ROW_FINE:
+        return BAD_PROBABILITY
+    return truncate_into(row, top_p, k, out)
+
+
 def apply_top_p_top_k(probs, double top_p=1.0, top_k=0, *, out=None):
     """Keep the nucleus and the first `top_k` ranks, and divide by what is kept.
 
@@ -184,22 +189,20 @@ def apply_top_p_top_k(probs, double top_p=1.0, top_k=0, *, out=None):
     cdef Row row
     cdef cnp.ndarray result
     cdef double *to
-    cdef double total
     cdef Py_ssize_t k
     cdef selection_status status
     if top_k is not None:
-        top_k = operator.index(top_k)  # before memory is looked at: it may be code of the caller's
+        top_k = PyNumber_Index(top_k)  # before memory is looked at: it may be code of the caller's
     owner = open_row(probs, "probs", &row)
     top_p = nucleus_mass(top_p)
     k = ranks_kept(top_k, row.n)
     result = open_out(out, row.n, (probs, owner))
     to = doubles(result)
-    with nogil:
-        # The result is room to work in: what belongs to the caller is touched once nothing can fail.
-        if result is out and weigh_row(&row, &total) != ROW_FINE:
-            status = BAD_PROBABILITY
-        else:
-            status = truncate_into(&row, top_p, k, to)
+    if row.n > LONG_ROW:
+        with nogil:
+            status = truncate_fully(&row, top_p, k, to, result is out)
+    else:
+        status = truncate_fully(&row, top_p, k, to, result is out)
     if status == NO_MEMORY:
         raise MemoryError
     if status != SELECTED:
@@ -250,7 +253,7 @@ def deterministic_top_k_order(values, top_k):
     cdef Py_ssize_t k, i
     cdef selection_status status = TOO_MANY
     cdef bint ranked
-    top_k = operator.index(top_k)  # before memory is looked at: it may be code of the caller's
+    top_k = PyNumber_Index(top_k)  # before memory is looked at: it may be code of the caller's
     _owner = open_row(values, "values", &row)
     k = min(max(top_k, 0), row.n)
     if k and few(k, row.n):
@@ -298,36 +301,40 @@ cdef selection_status whole_row_into(const Row *row, double temperature, double 
     return cut_into(out, row.n, top_p, k, out)
 
 
-cdef Patches open_penalties(const Row *row, double presence_penalty, double frequency_penalty,
-                            object token_counts, object penalty_overlay):
+cdef Patches open_settings(Row *row, double temperature, double *top_p, object top_k, Py_ssize_t *k,
+                           double presence_penalty, double frequency_penalty, object token_counts,
+                           object penalty_overlay):
+    """Check a configuration against a row of logits and attach the penalties, which the caller keeps."""
     cdef double presence = clamped(presence_penalty, "presence_penalty")
     cdef double frequency = clamped(frequency_penalty, "frequency_penalty")
-    if token_counts is None and penalty_overlay is None:
-        return None
-    require_mapping(token_counts, "token_counts")
-    require_mapping(penalty_overlay, "penalty_overlay")
-    return open_patches(row, token_counts, presence, frequency, penalty_overlay)
+    cdef Patches patches = None
+    if not (token_counts is None and penalty_overlay is None):
+        require_mapping(token_counts, "token_counts")
+        require_mapping(penalty_overlay, "penalty_overlay")
+        patches = open_patches(row, token_counts, presence, frequency, penalty_overlay)
+    if patches is not None:
+        patches.attach(row)
+    if isnan(temperature):
+        raise ValueError("temperature is nan")
+    top_p[0] = nucleus_mass(top_p[0])
+    k[0] = ranks_kept(top_k, row.n)
+    return patches
 
 
 def distribution_from_logits(logits, double temperature, double top_p, top_k, double presence_penalty,
                              double frequency_penalty, token_counts, penalty_overlay, out):
     """`mtplx.sampling.distribution_from_logits` with the configuration taken apart."""
     cdef Row row
-    cdef Patches patches
+    cdef Patches _patches  # keeps what the row points to
     cdef cnp.ndarray result
     cdef double *to
     cdef Py_ssize_t k
     cdef selection_status status
     if top_k is not None:
-        top_k = operator.index(top_k)
+        top_k = PyNumber_Index(top_k)
     owner = open_row(logits, "logits", &row)
-    patches = open_penalties(&row, presence_penalty, frequency_penalty, token_counts, penalty_overlay)
-    if patches is not None:
-        patches.attach(&row)
-    if isnan(temperature):
-        raise ValueError("temperature is nan")
-    top_p = nucleus_mass(top_p)
-    k = ranks_kept(top_k, row.n)
+    _patches = open_settings(&row, temperature, &top_p, top_k, &k, presence_penalty, frequency_penalty,
+                             token_counts, penalty_overlay)
     result = open_out(out, row.n, (logits, owner))
     to = doubles(result)
     with nogil:
@@ -382,22 +389,17 @@ def sparse_distribution_from_logits(logits, double temperature, double top_p, to
                                     double frequency_penalty, token_counts, penalty_overlay):
     """`mtplx.sampling.sparse_distribution_from_logits` with the configuration taken apart."""
     cdef Row row
-    cdef Patches patches
+    cdef Patches _patches  # keeps what the row points to
     cdef Candidates best
     cdef Py_ssize_t k
     cdef double largest
     cdef double *dense
     cdef selection_status status
     if top_k is not None:
-        top_k = operator.index(top_k)
+        top_k = PyNumber_Index(top_k)
     owner = open_row(logits, "logits", &row)
-    patches = open_penalties(&row, presence_penalty, frequency_penalty, token_counts, penalty_overlay)
-    if patches is not None:
-        patches.attach(&row)
-    if isnan(temperature):
-        raise ValueError("temperature is nan")
-    top_p = nucleus_mass(top_p)
-    k = ranks_kept(top_k, row.n)
+    _patches = open_settings(&row, temperature, &top_p, top_k, &k, presence_penalty, frequency_penalty,
+                             token_counts, penalty_overlay)
     best.items = NULL
     try:
         if temperature <= 0.0:

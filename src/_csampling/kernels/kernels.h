@@ -21,7 +21,8 @@
 enum {
     CHUNK = 512,    /* a row is handed over whole, or in pieces of this many elements */
     BLOCK = 256,    /* elements a partial sum of probabilities covers */
-    SIDE_BY_SIDE = 8 /* maxima per CHUNK: number j covers the elements i with i % 8 == j */
+    SIDE_BY_SIDE = 8, /* maxima per CHUNK: number j covers the elements i with i % 8 == j */
+    HIT_GROUP = 16    /* elements that one of the hits of `split` speaks of */
 };
 
 /* A sum over LANES lanes and what rounding took from each: the value is all of them together. */
@@ -47,8 +48,7 @@ typedef struct streamed {
 
 /* One bucket of a histogram of probabilities by their leading bits. */
 typedef struct bucket {
-    double mass;
-    int64_t count;
+    double mass, count;
 } bucket;
 
 typedef struct kernels {
@@ -107,9 +107,10 @@ typedef struct kernels {
     void (*residual)(const double *p, const double *q, size_t n, double *out, running *total);
     /* Adds p to *total; nonzero if an element is negative or NaN. */
     int (*weigh)(const double *p, size_t n, running *total);
-    /* Elements >= bound, packed in order into values (room for n); *bad is set nonzero if an element is
-     * negative or NaN. Returns how many. */
-    size_t (*split)(const double *p, size_t n, double bound, double *values, int *bad);
+    /* Elements >= bound, packed in order into values (room for n); hits[i], unless NULL, is nonzero
+     * where one of the HIT_GROUP elements from HIT_GROUP * i on is among them (whole groups only); *bad is set
+     * nonzero if an element is negative or NaN. Returns how many. */
+    size_t (*split)(const double *p, size_t n, double bound, double *values, uint8_t *hits, int *bad);
     /* Smallest and largest element, n >= 1, no NaN. */
     void (*range)(const double *values, size_t n, double *low, double *high);
     /* The elements within [low, high), packed in order into inside, which has room for them and 8 more. */
@@ -120,8 +121,9 @@ typedef struct kernels {
                       bucket *odd);
     /* Sum of the elements >= threshold, added to *total. */
     void (*sum_at_least)(const double *values, size_t n, double threshold, running *total);
-    /* out = p >= threshold ? p / divisor : 0. */
-    void (*keep)(const double *p, size_t n, double threshold, double divisor, double *out);
+    /* out = p >= threshold ? p / divisor : 0; in place allowed. Where hits (of `split`, or NULL) are 0 nothing
+     * is read, and nothing kept. */
+    void (*keep)(const double *p, size_t n, double threshold, double divisor, const uint8_t *hits, double *out);
 
     /* ---- laws ---- */
     /* Sum of min(p, q), added to *total. */

@@ -606,42 +606,43 @@ ROUGH_EXP(rough_exp_f64, double,
 
 /* ---- logits: collection ---------------------------------------------------------------------- */
 
+#define COLLECT(NAME, TYPE, MASK, STEP, LOAD, ALL, BITS)                                               \
+    INLINE size_t NAME(const TYPE *x, size_t n, TYPE bound, int64_t base, int64_t *ids, double *values)        \
+    {                                                                                                          \
+        size_t count = 0, i = 0;                                                                               \
+        for (; i + (STEP)*GROUP <= n; i += (STEP)*GROUP) {                                                     \
+            MASK above[GROUP], any = {0};                                                                      \
+            IN_GROUP above[j] = LOAD(x + i + j * (STEP)) >= ALL(bound);                                        \
+            IN_GROUP any |= above[j];                                                                          \
+            if (BITS(any))                                                                                     \
+                IN_GROUP for (unsigned hits = BITS(above[j]); hits; hits &= hits - 1) {                        \
+                    const size_t place = i + (size_t)(j * (STEP)) + (size_t)__builtin_ctz(hits);               \
+                    ids[count] = base + (int64_t)place;                                                        \
+                    values[count++] = x[place];                                                                \
+                }                                                                                              \
+        }                                                                                                      \
+        for (; i < n; ++i)                                                                                     \
+            if (x[i] >= bound) {                                                                               \
+                ids[count] = base + (int64_t)i;                                                                \
+                values[count++] = x[i];                                                                        \
+            }                                                                                                  \
+        return count;                                                                                          \
+    }
+COLLECT(collect_floats, float, i32v, F32_LANES, load_f32, all_f32, bits_f32)
+COLLECT(collect_doubles, double, i64v, F64_LANES, load_f64, all_f64, bits_f64)
+
 static size_t collect_f32(const float *x, size_t n, double threshold, int64_t base, int64_t *ids, double *values)
 {
     /* The smallest float that is not below the threshold: then comparing floats is comparing doubles. */
     float bound = (float)threshold;
     if ((double)bound < threshold)
         bound = nextafterf(bound, INFINITY);
-    size_t count = 0, i = 0;
-    for (; i + F32_LANES <= n; i += F32_LANES)
-        for (unsigned hits = bits_f32(load_f32(x + i) >= all_f32(bound)); hits; hits &= hits - 1) {
-            const size_t place = i + (size_t)__builtin_ctz(hits);
-            ids[count] = base + (int64_t)place;
-            values[count++] = x[place];
-        }
-    for (; i < n; ++i)
-        if (x[i] >= bound) {
-            ids[count] = base + (int64_t)i;
-            values[count++] = x[i];
-        }
-    return count;
+    return collect_floats(x, n, bound, base, ids, values);
 }
 
 static size_t collect_f64(const double *x, size_t n, double threshold, int64_t base, int64_t *ids, double *values)
 {
-    size_t count = 0, i = 0;
-    for (; i + F64_LANES <= n; i += F64_LANES)
-        for (unsigned hits = bits_f64(load_f64(x + i) >= all_f64(threshold)); hits; hits &= hits - 1) {
-            const size_t place = i + (size_t)__builtin_ctz(hits);
-            ids[count] = base + (int64_t)place;
-            values[count++] = x[place];
-        }
-    for (; i < n; ++i)
-        if (x[i] >= threshold) {
-            ids[count] = base + (int64_t)i;
-            values[count++] = x[i];
-        }
-    return count;
+    return collect_doubles(x, n, threshold, base, ids, values);
 }
 
 /* ---- probabilities: element by element ------------------------------------------------------- */
@@ -737,17 +738,42 @@ static void divide_f32(const float *x, size_t n, double divisor, float *out)
         out[i] = x[i] * reciprocal;
 }
 
-static void keep(const double *p, size_t n, double threshold, double divisor, double *out)
+INLINE void keep_group(const double *p, f64v threshold, f64v divisor, f64v reciprocal, int corrected, double *out)
 {
-    const f64v d = all_f64(divisor), y = all_f64(1.0 / divisor), t = all_f64(threshold);
-    /* What is dropped becomes 0 before it is divided: it may be subnormal. */
-#define KEPT(load) (f64v)((load(p + i) >= t) & (i64v)load(p + i))
-#define KEPT_CORRECTED(load) quotient(KEPT(load), d, y)
-#define KEPT_DIVIDED(load) (KEPT(load) / d)
-    if (has_reciprocal(divisor))
-        MAP_F64(n, KEPT_CORRECTED);
+    IN_GROUP
+    {
+        /* What is dropped becomes 0 before it is divided: it may be subnormal. */
+        f64v v = load_f64(p + j * F64_LANES);
+        v = (f64v)((v >= threshold) & (i64v)v);
+        store_f64(out + j * F64_LANES, corrected ? quotient(v, divisor, reciprocal) : v / divisor);
+    }
+}
+
+INLINE void keep_groups(const double *p, size_t n, double threshold, double divisor, int corrected,
+                        const uint8_t *hits, double *out)
+{
+    const f64v d = all_f64(divisor), y = all_f64(1.0 / divisor), t = all_f64(threshold), zero = all_f64(0.0);
+    size_t i = 0;
+    for (; i + SIXTEEN <= n; i += SIXTEEN)
+        if (hits && !hits[i / SIXTEEN])
+            IN_GROUP store_f64(out + i + j * F64_LANES, zero);
+        else
+            keep_group(p + i, t, d, y, corrected, out + i);
+    if (i < n) {
+        PADDED_F64(rest, p, i, n, 0.0);
+        keep_group(rest, t, d, y, corrected, rest);
+        memcpy(out + i, rest, (n - i) * sizeof *out);
+    }
+}
+
+static void keep(const double *p, size_t n, double threshold, double divisor, const uint8_t *hits, double *out)
+{
+    if (!has_reciprocal(divisor))
+        keep_groups(p, n, threshold, divisor, 0, NULL, out);
+    else if (hits)
+        keep_groups(p, n, threshold, divisor, 1, hits, out);
     else
-        MAP_F64(n, KEPT_DIVIDED);
+        keep_groups(p, n, threshold, divisor, 1, NULL, out);
 }
 
 static void marginal(const double *p, const double *q, size_t n, double rate, double *out)
@@ -928,7 +954,7 @@ static void sum_p_log_p(const double *p, size_t n, double scale, running *total)
 
 /* ---- probabilities: selection ---------------------------------------------------------------- */
 
-static size_t split(const double *p, size_t n, double bound, double *values, int *bad)
+static size_t split(const double *p, size_t n, double bound, double *values, uint8_t *hits, int *bad)
 {
     const f64v b = all_f64(bound);
     i64v fine = ~(i64v){0};
@@ -940,7 +966,10 @@ static size_t split(const double *p, size_t n, double bound, double *values, int
         IN_GROUP fine &= v[j] >= all_f64(0.0);
         IN_GROUP above[j] = v[j] >= b;
         IN_GROUP any |= above[j];
-        if (bits_f64(any))
+        const unsigned hit = bits_f64(any);
+        if (hits)
+            hits[i / SIXTEEN] = (uint8_t)hit;
+        if (hit)
             IN_GROUP count += compress_f64(values + count, v[j], bits_f64(above[j]));
     }
     for (; i < n; ++i) {
@@ -949,32 +978,38 @@ static size_t split(const double *p, size_t n, double bound, double *values, int
         if (p[i] >= bound)
             values[count++] = p[i];
     }
-    *bad |= bits_f64(~fine) != 0;
+    *bad |= !all_set_f64(fine);
     return count;
 }
 
 static void range(const double *values, size_t n, double *low, double *high)
 {
     f64v least[GROUP], most[GROUP], v[GROUP];
-    size_t i = 0;
-    IN_GROUP least[j] = all_f64(-INFINITY);
-    IN_GROUP most[j] = all_f64(-INFINITY);
-    for (; i + SIXTEEN <= n; i += SIXTEEN) {
-        IN_GROUP v[j] = load_f64(values + i + j * F64_LANES);
+    IN_GROUP least[j] = most[j] = all_f64(-INFINITY);
+    for (size_t i = 0; i < n; i += SIXTEEN) {
+        double padded[SIXTEEN];
+        const double *from = values + i;
+        if (UNLIKELY(n - i < SIXTEEN)) {
+            for (int lane = 0; lane < SIXTEEN; ++lane) padded[lane] = values[0];
+            memcpy(padded, from, (n - i) * sizeof *values);
+            from = padded;
+        }
+        IN_GROUP v[j] = load_f64(from + j * F64_LANES);
         IN_GROUP most[j] = larger_f64(v[j], most[j]);
         IN_GROUP least[j] = larger_f64(-v[j], least[j]);
     }
-    *low = INFINITY;
-    *high = -INFINITY;
-    IN_GROUP for (int lane = 0; lane < F64_LANES; ++lane)
-    {
-        *high = most[j][lane] > *high ? most[j][lane] : *high;
-        *low = -least[j][lane] < *low ? -least[j][lane] : *low;
+    UNROLLED for (int half = GROUP / 2; half >= 1; half /= 2)
+        UNROLLED for (int j = 0; j < half; ++j) {
+            most[j] = larger_f64(most[j], most[j + half]);
+            least[j] = larger_f64(least[j], least[j + half]);
+        }
+    double largest = most[0][0], smallest = least[0][0];
+    UNROLLED for (int lane = 1; lane < F64_LANES; ++lane) {
+        largest = most[0][lane] > largest ? most[0][lane] : largest;
+        smallest = least[0][lane] > smallest ? least[0][lane] : smallest;
     }
-    for (; i < n; ++i) {
-        *high = values[i] > *high ? values[i] : *high;
-        *low = values[i] < *low ? values[i] : *low;
-    }
+    *low = -smallest;
+    *high = largest;
 }
 
 static size_t between(const double *values, size_t n, double low, double high, double *inside)
@@ -1005,7 +1040,9 @@ INLINE uint64_t bits_of(double x)
 
 static void histogram(const double *values, size_t n, uint64_t low, uint64_t high, int shift, bucket *even, bucket *odd)
 {
-    /* Two tables in turn, so that neighbours in one bucket do not wait for each other's store. */
+    /* Two tables in turn, so that neighbours in one bucket do not wait for each other's store; mass and count
+     * in one addition. */
+    typedef double pair __attribute__((vector_size(sizeof(bucket))));
     const uint64_t first = low >> shift, span = high - low;
     size_t i = 0;
 #define TALLY(value, table)                                    \
@@ -1013,8 +1050,10 @@ static void histogram(const double *values, size_t n, uint64_t low, uint64_t hig
         const uint64_t bits = bits_of(value);                  \
         if (bits - low < span) {                               \
             bucket *const to = (table) + ((bits >> shift) - first); \
-            to->mass += (value);                               \
-            to->count += 1;                                    \
+            pair sum;                                          \
+            memcpy(&sum, to, sizeof sum);                      \
+            sum += (pair){(value), 1.0};                       \
+            memcpy(to, &sum, sizeof sum);                      \
         }                                                      \
     } while (0)
     for (; i + 2 <= n; i += 2) {
