@@ -45,7 +45,9 @@ def without_optional_packages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("without_optional_packages")
-@pytest.mark.parametrize(("module", "extra"), [("llama_cpp", "llama")], ids=str)
+@pytest.mark.parametrize(
+    ("module", "extra"), [("llama_cpp", "llama"), ("transformers", "transformers")], ids=str
+)
 def test_an_adapter_without_its_library_names_the_extra(module: str, extra: str) -> None:
     with pytest.raises(ImportError) as caught:
         __import__(f"mtplx.integrations.{module}")
