@@ -237,3 +237,24 @@ def test_drafts_that_cannot_have_been_drawn(face):
     assert face.verify_block_from_logits(LOGITS[:2], draft, [1], PLAIN).accepted == 1
     with pytest.raises(ValueError, match="row 0: token 1 cannot have been drafted"):
         face.verify_block_from_logits(LOGITS[:2], draft, [1], PLAIN, check_draft=True)
+
+
+@every_face
+@pytest.mark.parametrize("V", [6, 3000])  # a top-k of few ranks, and one that is most of the row
+def test_with_top_k_rows_are_sparse_whatever_their_length(face, V):
+    """An id that is none has probability 0, and vocabularies may differ."""
+    config = SamplerConfig(0.8, 1.0, 3)
+    rng = np.random.default_rng(V)
+    target, draft = rng.normal(size=(2, V)), rng.normal(size=(1, V + 2))
+    for token in (V + 1, V + 100, -5):
+        decision = face.verify_block_from_logits(target, draft, [token], config, rng=rng)
+        assert (decision.accepted, decision.accept_probabilities.tolist()) == (0, [0.0])
+        assert decision.tokens[0] in np.argsort(target[0])[-3:]
+    token = int(draft[0, :V].argmax())
+    ours, theirs = np.random.default_rng(1), np.random.default_rng(1)
+    for _ in range(20):
+        decision = face.verify_block_from_logits(target, draft, [token], config, rng=ours)
+        p, q = (face.distributions_from_logits(rows, config) for rows in (target, draft))
+        same_as_on_rows(decision, face.verify_block(p, q, [token], theirs))
+    with pytest.raises(ValueError, match=rf"target_p has {V} entries, draft_q {V + 2}"):
+        face.verify_block_from_logits(target, draft, [0], PLAIN)

@@ -147,8 +147,29 @@ cdef problem resolve(const Row *logits, const Settings *settings, Workspace *spa
     status = whole_row_into(logits, settings.temperature, settings.top_p, settings.k, dense)
     if status != SELECTED:
         return BAD_LOGITS if status == BAD_LOGIT else NO_ROOM
-    view.mode = DENSE
+    if settings.k:
+        return gather_support(dense, space, slot, view)
     dense_view(view, dense)
+    return FINE
+
+
+cdef problem gather_support(const double *dense, Workspace *space, int slot, View *view) noexcept nogil:
+    """The support of a written row: with top-k on a row is sparse, however it was found."""
+    cdef Py_ssize_t i, count = 0
+    for i in range(view.n):
+        count += dense[i] != 0.0
+    if not support_room(space, slot, count):
+        return NO_ROOM
+    view.mode = SPARSE
+    view.support.ids = space.ids[slot]
+    view.support.weights = space.weights[slot]
+    view.support.count = count
+    count = 0
+    for i in range(view.n):
+        if dense[i] != 0.0:
+            space.ids[slot][count] = i
+            space.weights[slot][count] = dense[i]
+            count += 1
     return FINE
 
 

@@ -86,7 +86,7 @@ def random_rows(rng, V, count):
     elif kind == 2:
         rows = rows * 10.0 ** rng.uniform(-2, 2)
     elif kind == 3:
-        rows = np.eye(V)[rng.integers(0, V, count)]
+        rows = (rng.integers(0, V, (count, 1)) == np.arange(V)).astype(np.float64)
     return rows
 
 
