@@ -3,6 +3,7 @@
     python benches/memory.py
     python benches/memory.py --only top-k --vocab 8000000
     python benches/memory.py --reference            NumPy's, which must show its temporary rows
+    python benches/memory.py --batches              a batch of blocks from float16 logits
 
 Two measures, since neither sees everything: tracemalloc counts what Python and NumPy allocate, the growth of
 the resident set (VmHWM, reset just before the call) also what the core takes from malloc itself. Every row of
@@ -12,6 +13,9 @@ that nothing freed earlier is reused unseen.
 A call must need no more than its result and a few numbers per block of 64 elements where it streams, or
 another row or two where its result is dense. Linux counts resident pages in batches, so that 300 KiB more or
 less mean nothing: rows are of two million elements, and 384 KiB are allowed besides.
+
+A batch of 32 sequences of 5 drafts over 262,144 tokens must grow by less than 8 MiB in all with top-k on or
+without truncation, and by less than 16 MiB with top-p alone, result included. Its logits alone are 176 MiB.
 """
 
 from __future__ import annotations
@@ -24,14 +28,24 @@ import os
 import subprocess
 import sys
 import tracemalloc
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from mtplx import bench, reference, sampling
+from mtplx import bench, reference, sampling, verification
 
 UNCOUNTED = 384 << 10
 STREAMED, DENSE = 0.5, 16.0  # bytes per element beyond the result
+
+B, K, BATCH_VOCABULARY = 32, 5, 262_144
+CONFIGS = {
+    "whole": sampling.SamplerConfig(0.8, 1.0, 0),
+    "top-k 20 + top-p": sampling.SamplerConfig(0.8, 0.95, 20),
+    "top-p": sampling.SamplerConfig(0.8, 0.95, 0),
+}
+LIMIT, NUCLEUS_LIMIT = 8 << 20, 16 << 20
 
 # The environment in which freed memory is not kept.
 PROMPT = {"MALLOC_MMAP_THRESHOLD_": "16384", "MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_TOP_PAD_": "0"}
@@ -52,9 +66,34 @@ def resident(field: str) -> int:
 
 def work(name: str, kind: str, vocab: int, face: str) -> None:
     (row,) = (row for row in bench.ROWS if row.name == name)
-    call = row.build(
-        {"compiled": sampling, "reference": reference}[face], *row.make(kind, row.vocab or vocab)
+    measure(
+        row.build({"compiled": sampling, "reference": reference}[face], *row.make(kind, row.vocab or vocab))
     )
+
+
+def batch_work(form: str, rejected: int) -> None:
+    measure(partial(verification.verify_batch_from_logits, *batch_arguments(rejected), CONFIGS[form]))
+
+
+def batch_arguments(rejected: int) -> tuple[Any, ...]:
+    """Logits of target and draft, and drafts of which number `rejected` is rejected in every sequence."""
+    rng = np.random.default_rng(3)
+    target = np.empty((B, K + 1, BATCH_VOCABULARY), np.float16)
+    for rows in target:
+        rows[:] = rng.standard_normal(rows.shape, dtype=np.float32) * 3
+    draft = target[:, :K].copy()
+    accepted, other = 17, 4711
+    target[:, :, accepted] = draft[:, :, other] = 20.0
+    draft[:, :, accepted] = 19.0
+    target[:, :, other] = -20.0
+    tokens = np.full((B, K), accepted)
+    if rejected < K:
+        tokens[:, rejected] = other
+    return target, draft, tokens
+
+
+def measure(call: Callable[[], Any]) -> None:
+    """Prints what one call needs beyond its result."""
     size = result_bytes(call())
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
@@ -83,15 +122,50 @@ def allowed(row: bench.Row, vocab: int, result: int) -> float:
     return UNCOUNTED + (DENSE if dense else STREAMED) * (row.vocab or vocab)
 
 
+def measured(request: dict[str, Any]) -> dict[str, int]:
+    """What a process of its own finds."""
+    done = subprocess.run(
+        [sys.executable, __file__, "--work", json.dumps(request)],
+        env={**os.environ, **PROMPT, "OPENBLAS_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    found: dict[str, int] = json.loads(done.stdout)
+    return found
+
+
+def batches(only: str) -> None:
+    print(f"B = {B}, K = {K}, V = {BATCH_VOCABULARY:,}, float16 logits, one worker; KiB, with the result.\n")
+    print("| logits | rejected | tracemalloc | resident | allowed | within |")
+    print("| --- | --- | ---: | ---: | ---: | ---: |")
+    for form in CONFIGS:
+        if only.casefold() not in form.casefold():
+            continue
+        limit = NUCLEUS_LIMIT if form == "top-p" else LIMIT
+        for rejected in (0, K):
+            found = measured({"form": form, "rejected": rejected})
+            grown = found["traced"], found["resident"]
+            within = "yes" if max(grown) <= limit else "NO"
+            numbers = " | ".join(f"{value / 1024:,.0f}" for value in (*grown, limit))
+            where = f"at {rejected}" if rejected < K else "never"
+            print(f"| {form} | {where} | {numbers} | {within} |", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--only", default="", metavar="PART", help="rows with this in their name")
     parser.add_argument("--vocab", type=int, default=2_000_000)
     parser.add_argument("--reference", action="store_true", help="the reference instead of the core")
+    parser.add_argument("--batches", action="store_true", help="a batch of blocks instead of the rows")
     parser.add_argument("--work", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work:
-        work(**json.loads(options.work))
+        request = json.loads(options.work)
+        batch_work(**request) if "form" in request else work(**request)
+        return
+    if options.batches:
+        batches(options.only)
         return
     face = "reference" if options.reference else "compiled"
     print(f"{face}, KiB, V = {options.vocab:,}; beyond the result.\n")
@@ -101,15 +175,8 @@ def main() -> None:
         if options.only.casefold() not in row.name.casefold():
             continue
         for kind in (*row.kinds, *(("tied", "two values") if row.worst else ())):
-            request = json.dumps({"name": row.name, "kind": kind, "vocab": options.vocab, "face": face})
-            done = subprocess.run(
-                [sys.executable, __file__, "--work", request],
-                env={**os.environ, **PROMPT, "OPENBLAS_NUM_THREADS": "1"},
-                stdout=subprocess.PIPE,
-                text=True,
-                check=True,
-            )
-            found = json.loads(done.stdout)
+            request = {"name": row.name, "kind": kind, "vocab": options.vocab, "face": face}
+            found = measured(request)
             limit = allowed(row, options.vocab, found["result"])
             within = "yes" if max(found["traced"], found["resident"]) <= limit else "NO"
             cells = [found["result"], found["traced"], found["resident"], limit]

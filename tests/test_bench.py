@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from mtplx._csampling import dispatch
 
-from mtplx import bench, bench_report, reference, sampling
+from mtplx import bench, bench_blocks, bench_report, reference, sampling
 from mtplx.cli import run
 
 TINY = ["--seconds", "0.5", "--vocab", "4096"]
@@ -244,6 +244,44 @@ def test_scaling(mtplx_bench: Command) -> None:
     assert "V = 262,144" in out
 
 
+def test_blocks(mtplx_bench: Command) -> None:
+    status, out, _ = mtplx_bench(*TINY, "--blocks", "--json", "--only", "K = 3, B = 8")
+    assert status == 0
+    found = json.loads(out)["rows"]
+    asked = [(form, outcome) for form in bench_blocks.FORMS for outcome in bench_blocks.OUTCOMES]
+    assert [(r["form"], r["outcome"]) for r in found] == asked
+    for r in found:
+        assert r["ratio"] == pytest.approx(r["reference_us"] / r["compiled_us"]["minimum"])
+        assert (r["reads"] is None) == (r["form"] == "sparse")
+        assert r["reads"] is None or r["reads"] == pytest.approx(r["compiled_us"]["minimum"] / r["read_us"])
+    status, out, _ = mtplx_bench(
+        *TINY, "--blocks", "--markdown", "--only", "sparse, K = 3, B = 8, rejected never"
+    )
+    assert status == 0
+    assert "| sparse | never | 3 | 8 | " in out
+    assert mtplx_bench(*TINY, "--blocks", "--only", "nothing of that name")[0] == 2
+
+
+@pytest.mark.parametrize(
+    "shape", [s for s in bench_blocks.shapes() if s.sequences != 32], ids=lambda s: s.name
+)
+def test_blocks_are_rejected_where_they_say(shape: bench_blocks.Shape) -> None:
+    result = bench_blocks.compiled_call(shape, 1500)()
+    assert np.all(np.asarray(result.accepted) == shape.rejected)
+
+
+def test_the_grid_of_blocks() -> None:
+    grid = bench_blocks.shapes()
+    assert {(s.form, s.drafts, s.sequences, s.rejected) for s in grid} == {
+        (form, K, B, j)
+        for form in bench_blocks.FORMS
+        for K in (1, 3, 5, 8)
+        for B in (1, 8, 32)
+        for j in (0, K // 2, K)
+    }
+    assert len(grid) == len({s.name for s in grid}) == 165
+
+
 def test_isa_is_the_core_s(mtplx_bench: Command) -> None:
     name = dispatch.available_isas()[-1]
     status, out, _ = mtplx_bench(*TINY, "--json", "--only", "V = 3", "--isa", name)
@@ -309,7 +347,9 @@ def test_a_terminal_shows_progress_and_a_table() -> None:
         (["--isa", "sse9"], "'sse9'"),
         (["--worst", "--scaling"], "--worst cannot be combined with --scaling"),
         (["--json", "--markdown"], "--json cannot be combined with --markdown"),
-        (["--worst", "--plot", "x.png"], "--plot cannot be combined with --worst or --scaling"),
+        (["--worst", "--blocks"], "--worst cannot be combined with --blocks"),
+        (["--worst", "--plot", "x.png"], "--plot cannot be combined with --worst"),
+        (["--blocks", "--plot", "x.png"], "--plot cannot be combined with --blocks"),
         (["--frequency"], "--frequency"),
     ],
 )

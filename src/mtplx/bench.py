@@ -842,6 +842,16 @@ def _emit(**event: Any) -> None:
 def _work(mode: str, vocab: int, only: str, seconds: float, isa: str | None) -> None:
     if isa is not None:
         dispatch.use_isa(isa)
+    if mode == "blocks":
+        from mtplx import bench_blocks
+
+        grid = bench_blocks.shapes(only)
+        if not grid:
+            raise BenchError(f"no line of the grid has {only!r} in its name")
+        _emit(total=len(grid))
+        found = list(bench_blocks.measure_shapes(grid, vocab, seconds, lambda name: _emit(at=name)))
+        _emit(result={"machine": machine(), "rows": found, "skipped": {}})
+        return
     plan = {
         "table": lambda: table(vocab, only),
         "worst": lambda: worst_cases(vocab, only),

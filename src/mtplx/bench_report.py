@@ -42,7 +42,7 @@ from mtplx.charts import new_figure, save
 
 __all__ = ["BenchError", "Request", "environment", "markdown", "measure", "plot", "show"]
 
-Mode = Literal["table", "worst", "scaling"]
+Mode = Literal["table", "worst", "scaling", "blocks"]
 Result = dict[str, Any]
 
 # 32 MiB is the most that every glibc accepts; rows are far smaller. Trimming starts at the top of the heap.
@@ -178,6 +178,8 @@ def _grid(result: Result, wide: bool) -> _Grid:
         return _scaling_grid(rows)
     if mode == "worst":
         return _worst_grid(rows)
+    if mode == "blocks":
+        return _blocks_grid(rows)
     if wide:
         headings = ["kernel", "input", "reference us", "(median)", "compiled us", "(median)", "ratio", "goal"]
         headings += ["floor", "goal us", "reached"]
@@ -253,6 +255,29 @@ def _scaling_grid(rows: list[dict[str, Any]]) -> _Grid:
         f"(largest over smallest at most {SCALING_SPREAD:g})."
     ]
     headings = ["kernel", "input", *(f"V = {int(size):,}" for size in sizes), "spread", "linear"]
+    return _Grid(headings, cells, 2, notes)
+
+
+def _blocks_grid(rows: list[dict[str, Any]]) -> _Grid:
+    cells = [
+        [
+            row["form"],
+            row["outcome"],
+            str(row["drafts"]),
+            str(row["sequences"]),
+            _us(row["reference_us"]),
+            _us(row["compiled_us"]["minimum"]),
+            _ratio(row["ratio"]),
+            _us(row["read_us"]),
+            "-" if row["reads"] is None else f"{row['reads']:.1f}",
+        ]
+        for row in rows
+    ]
+    notes = [
+        "The reference is the loop over rows that are reached, timed on one sequence; B takes B times it.",
+        "One read is numpy.max over the rows that the call looks at; reads is how many of these it takes.",
+    ]
+    headings = ["form", "rejected", "K", "B", "reference us", "compiled us", "ratio", "one read us", "reads"]
     return _Grid(headings, cells, 2, notes)
 
 

@@ -324,6 +324,10 @@ def bench(
     scaling: Annotated[
         bool, typer.Option("--scaling", help="Time per element at growing lengths, instead of the table.")
     ] = False,
+    blocks: Annotated[
+        bool,
+        typer.Option("--blocks", help="Blocks and batches of many shapes, instead of the table; minutes."),
+    ] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
     plot: Annotated[
@@ -336,14 +340,20 @@ def bench(
     """
     from mtplx import bench_report, charts
 
+    asked: dict[Literal["worst", "scaling", "blocks"], bool] = {
+        "worst": worst,
+        "scaling": scaling,
+        "blocks": blocks,
+    }
+    modes = [name for name, given in asked.items() if given]
     for one, other, given in (
-        ("--worst", "--scaling", worst and scaling),
+        *((f"--{modes[0]}", f"--{name}", True) for name in modes[1:]),
         ("--json", "--markdown", json_output and markdown),
-        ("--plot", "--worst or --scaling", plot is not None and (worst or scaling)),
+        ("--plot", f"--{modes[0]}" if modes else "", plot is not None and bool(modes)),
     ):
         if given:
             raise CommandError(f"{one} cannot be combined with {other}")
-    mode: Literal["table", "worst", "scaling"] = "worst" if worst else "scaling" if scaling else "table"
+    mode: bench_report.Mode = modes[0] if modes else "table"
     try:
         if plot is not None:
             charts.require_plotting(plot)
