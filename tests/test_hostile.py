@@ -44,6 +44,35 @@ def test_rows_that_raise(kind, side):
     assert rng.random() == np.random.default_rng(0).random()  # the lock is free, and nothing was drawn
 
 
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, RuntimeError])
+def test_an_interrupt_while_it_is_found_out_what_an_argument_is(kind):
+    class Shy:
+        """What it is, is asked in Python code, and a signal handler may raise there."""
+
+        @property
+        def __class__(self):
+            raise kind
+
+        def __len__(self):
+            return 1
+
+        def __getitem__(self, i):
+            return [0.5, 0.5]
+
+    logits = [[0.5, 0.5]]
+    for call in (
+        lambda: verification.verify_block(Shy(), None, []),
+        lambda: verification.verify_block([[0.5, 0.5]], Shy(), [0]),
+        lambda: sampling.apply_penalties(logits[0], Shy(), 1.0),
+        lambda: sampling.distribution_from_logits(logits[0], PLAIN, penalty_overlay=Shy()),
+        lambda: verification.verify_block_from_logits(logits, None, [], PLAIN, token_counts=Shy()),
+        lambda: verification.verify_block_from_logits(logits, None, [], PLAIN, penalty_overlay=Shy()),
+        lambda: verification.verify_batch_from_logits([logits], None, [[]], PLAIN, token_counts=Shy()),
+    ):
+        with pytest.raises(kind):
+            call()
+
+
 def test_a_distribution_that_was_never_initialised():
     empty = SparseDistribution.__new__(SparseDistribution)
     for call in (

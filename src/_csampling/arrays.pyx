@@ -58,7 +58,9 @@ cdef object as_array(object values, str name):
 
 cdef object as_rows_array(object rows, str name):
     if not (hasattr(rows, "__array__") or hasattr(rows, "__dlpack__")):
-        if isinstance(rows, (str, bytes, Mapping)) or not (
+        # One class at a time: Cython drops the errors of isinstance with a tuple, and Mapping's runs Python
+        # code, where a signal handler may raise.
+        if isinstance(rows, (str, bytes)) or isinstance(rows, Mapping) or not (
                 hasattr(rows, "__len__") and hasattr(rows, "__getitem__")):
             raise TypeError(f"{name} must be an array or a sequence of rows, not {type(rows).__name__}")
         return rows

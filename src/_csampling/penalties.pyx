@@ -25,7 +25,8 @@ cdef double clamped(double penalty, str name) except? -3.0:
 
 
 cdef object require_mapping(object mapping, str name):
-    if mapping is not None and not isinstance(mapping, (dict, Mapping)):
+    # One class at a time: Cython drops the errors of isinstance with a tuple, and Mapping's runs Python code.
+    if mapping is not None and not isinstance(mapping, dict) and not isinstance(mapping, Mapping):
         raise TypeError(f"{name} must be a mapping of token ids, not {type(mapping).__name__}")
 
 

@@ -768,7 +768,8 @@ cdef class OpenBlock:
 
 cdef bint is_mapping(object value):
     from collections.abc import Mapping
-    return isinstance(value, (dict, Mapping))
+    # One class at a time: Cython drops the errors of isinstance with a tuple, and Mapping's runs Python code.
+    return isinstance(value, dict) or isinstance(value, Mapping)
 
 
 cdef object settle_config(Settings *settings, object config, Py_ssize_t n):
