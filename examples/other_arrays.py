@@ -69,7 +69,7 @@ def main() -> None:
         return
     import torch
 
-    for dtype in (torch.float32, torch.float16):
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
         tensors = [torch.from_numpy(rows).to(dtype) for rows in (target, draft)]
         tokens, peak = verify(*tensors, tensors[1].argmax(dim=1).tolist())
         assert peak < size // 20

@@ -410,4 +410,6 @@ def test_info_names_versions_and_instruction_sets(mtplx: Callable[..., tuple[int
     assert lines["available"].split() == available_isas()
     assert lines["numpy"] == np.__version__
     assert lines["python"] == platform.python_version()
+    assert lines["drafts"].split() == ["model", "lookup", "none"]
+    assert lines["policies"].split() == ["streak", "expected-value", "cost-model"]
     assert lines["mtplx"]

@@ -397,7 +397,13 @@ def law_of_plain_text(config: SamplerConfig) -> np.ndarray:
 
 
 def counts_of_texts(
-    target: Transformer, drafter: Any, config: SamplerConfig, *, rule: Any = "exact", depth: int = 2
+    target: Transformer,
+    drafter: Any,
+    config: SamplerConfig,
+    *,
+    rule: Any = "exact",
+    depth: int = 2,
+    make_policy: Any = lambda: None,
 ) -> tuple[np.ndarray, Counter]:
     counts = np.zeros(3**LENGTH)
     kinds = Counter[str]()
@@ -410,6 +416,7 @@ def counts_of_texts(
             draft_config=SamplerConfig(1.4, 1.0, 0),
             depth=depth,
             rule=rule,
+            policy=make_policy(),
             max_tokens=LENGTH,
             seed=seed,
         )
@@ -441,6 +448,36 @@ def test_other_lossless_rules_keep_the_law_too(rule: str) -> None:
 
 def test_the_frequencies_betray_a_lossy_rule() -> None:
     counts, _ = counts_of_texts(Small(), ModelDrafter(Small(noise=0.3)), SAMPLED, rule="typical")
+    assert law_refuted(counts, law_of_plain_text(SAMPLED))
+
+
+class Erratic:
+    """Depth and draft temperature that follow what was accepted, as fast as can be."""
+
+    current_depth = 1
+    current_temperature = 0.4
+
+    def observe(self, attempted: int, accepted: int) -> None:
+        self.current_depth = 1 + 2 * (accepted == attempted)
+        self.current_temperature = 0.4 + accepted
+
+
+def test_policies_keep_the_law() -> None:
+    counts, kinds = counts_of_texts(Small(), ModelDrafter(Small(noise=0.3)), SAMPLED, make_policy=Erratic)
+    assert not law_refuted(counts, law_of_plain_text(SAMPLED))
+    assert min(kinds[kind] for kind in ("accepted", "correction", "bonus")) > SAMPLES / 20
+
+
+class Picky(ModelDrafter):
+    """The planted fault: whether a draft is shown depends on the draft, so that its row is not its law."""
+
+    def propose(self, depth: int, config: SamplerConfig, rng: np.random.Generator, /) -> Any:
+        drafts, rows = super().propose(depth, config, rng)
+        return (drafts, rows) if drafts[0] == 0 else ([], [])
+
+
+def test_the_frequencies_betray_a_depth_that_looks_at_the_drafts() -> None:
+    counts, _ = counts_of_texts(Small(), Picky(Small(noise=0.3)), SAMPLED)
     assert law_refuted(counts, law_of_plain_text(SAMPLED))
 
 

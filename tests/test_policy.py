@@ -401,6 +401,44 @@ def test_depth_settings_that_make_no_sense_are_refused(make: Any, message: str) 
         make()
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_limits_hold_whatever_is_observed(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    depths = [
+        StreakDepth(3, minimum=2, maximum=5),
+        ExpectedValueDepth(0.2, minimum=2, maximum=5),
+        CostModelDepth(0.1, minimum=2, maximum=5),
+        CostModelDepth([1.0, 1.1, 1.3, 1.4]),
+    ]
+    controller = AdaptiveDraftTemperature(0.6, dwell=5, floor=0.5, ceiling=0.8)
+    seen: list[set[int]] = [set() for _ in depths]
+    changed_at = []
+    chance = 0.9
+    for _ in range(1500):
+        # Runs of good and bad luck, longer than what the policies remember.
+        if rng.random() < 0.01:
+            chance = rng.choice([0.1, 0.5, 0.97])
+        attempted = int(rng.integers(0, 9))
+        accepted = 0
+        while accepted < attempted and rng.random() < chance:
+            accepted += 1
+        before = controller.current_temperature
+        controller.observe(attempted, accepted)
+        assert 0.5 <= controller.current_temperature <= 0.8
+        if controller.current_temperature != before:
+            changed_at.append(controller.rounds)
+        for policy, depths_seen in zip(depths, seen, strict=True):
+            policy.observe(attempted, accepted)
+            depths_seen.add(policy.current_depth)
+    assert len(changed_at) > 2
+    assert min(np.diff([7, *changed_at])) >= 5
+    assert seen[0] == {2, 3, 4, 5}
+    assert min(seen[1] | seen[2]) == 2
+    assert max(seen[1] | seen[2]) == 5
+    assert min(seen[3]) >= 0
+    assert max(seen[3]) <= 3
+
+
 # --- in the loop
 
 

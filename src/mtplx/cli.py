@@ -198,7 +198,7 @@ def generate(
             metavar="NUMBER|CURVE|adaptive",
             callback=_check_draft_temperature,
             show_default="that of the target",
-            help="The drafter's temperature; a curve is target:draft,target:draft,..",
+            help="The drafter's temperature; a curve holds pairs target:draft, as 0.2:0.1,1:1.",
         ),
     ] = None,
     seed: Annotated[
@@ -282,7 +282,7 @@ def generate(
 
 @app.command()
 def info() -> None:
-    """Print versions and the instruction sets of the compiled core."""
+    """Print versions, the instruction sets of the compiled core, and what there is to choose from."""
     import platform
     from importlib.metadata import version
 
@@ -298,6 +298,8 @@ def info() -> None:
         "available": " ".join(available_isas()),
         "numpy": np.__version__,
         "python": platform.python_version(),
+        "drafts": " ".join(Draft),
+        "policies": " ".join(DepthPolicyName),
     }
     for name, value in lines.items():
         print(f"{name:<16} {value}")

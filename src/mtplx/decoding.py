@@ -989,6 +989,20 @@ def speculative_generate(
     [1, 2, 0, 1, 2]
     >>> stream.stats.target_calls, stream.kinds[-1]
     (1, 'bonus')
+
+    Copies from the text itself, more or fewer of them as they are accepted:
+
+    >>> from mtplx.policy import StreakDepth
+    >>> stream = speculative_generate(
+    ...     target,
+    ...     PromptLookupDrafter(),
+    ...     [2, 0],
+    ...     config=SamplerConfig(temperature=0.0),
+    ...     max_tokens=40,
+    ...     policy=StreakDepth(2),
+    ... )
+    >>> list(stream)[-3:], stream.stats.target_calls
+    ([2, 0, 1], 11)
     """
     return TokenStream(
         target,
