@@ -1,12 +1,14 @@
 """Chain rules by hand: tiny tables with the numbers beside them, and the helper functions."""
 
+import inspect
 import math
 
 import numpy as np
 import pytest
-from support.blocks import RULES, as_sparse, every_face, fields_of
+from support.blocks import RULES, as_sparse, every_face, fields_of, random_block
 from support.generators import LAST, STEP, scripted
 
+from mtplx import reference, sampling, verification
 from mtplx.decisions import BlockDecision, Cascade, Typical
 from mtplx.distributions import SparseDistribution
 from mtplx.reference import rules
@@ -312,6 +314,82 @@ def test_cascade_target_of_a_draft_without_mass_is_the_target(face):
         face.cascade_token_target_distribution([0.0, 0.0], [0.5, 0.5], alpha=0.1, rule="tokenv3")
     with pytest.raises(ValueError, match="2 entries"):
         face.cascade_token_target_distribution(p, [0.5, 0.25, 0.25], alpha=0.1, rule="tokenv3")
+
+
+HELPERS = (
+    "typical_acceptance_threshold",
+    "typical_accept_decision",
+    "cascade_defer_decision",
+    "cascade_token_deferral",
+    "cascade_token_target_distribution",
+)
+
+
+def answer(function, *args, **options):
+    try:
+        return function(*args, **options)
+    except (ValueError, IndexError, TypeError) as error:
+        return type(error), str(error)
+
+
+def test_the_helpers_of_both_faces_are_one_contract():
+    for name in HELPERS:
+        assert getattr(verification, name) is getattr(sampling, name)
+        assert name in sampling.__all__
+        assert name in reference.__all__
+        one, other = getattr(reference, name), getattr(sampling, name)
+        assert inspect.signature(one).parameters.keys() == inspect.signature(other).parameters.keys()
+        # The core's begins with the signature.
+        assert inspect.getdoc(other).endswith(inspect.getdoc(one))
+
+
+def test_the_helpers_decide_and_refuse_alike(isa):
+    """Random rows of every form, some of them bad: the same decisions, the same error with the same text."""
+    refused = 0
+    for seed in range(1500):
+        rng = np.random.default_rng([13, seed])
+        target, draft, _ = random_block(rng, K=1, V=int(rng.integers(1, 40)))
+        rows = [target[0], draft[0]]
+        if seed % 5 == 0:
+            rows[seed % 2][rng.integers(rows[0].size)] = rng.choice([np.nan, -0.5, np.inf])
+        if seed % 31 == 0:
+            rows[seed % 2][:] = 0.0
+        if seed % 17 == 0:
+            rows[1] = rows[1][:-1]
+        if seed % 3 == 0:
+            forms = [as_sparse(row, rng) if (row > 0.0).any() and (row >= 0.0).all() else row for row in rows]
+            rows = [forms[0], rows[1]] if seed % 4 == 0 else forms
+        p, q = rows
+        token = int(rng.integers(-1, 40)) if seed % 7 == 0 else int(rng.integers(0, target.shape[1]))
+        alpha = float(rng.choice([-1.0, 0.0, 0.1, 0.25, 0.5, 1.0, np.nan]))
+        deferral = ("tokenv1", "tokenv2", "tokenv3", "tokenv4")[int(rng.integers(16)) % 4]
+        eps, delta = float(rng.choice([0.0, 0.3, 1.0, -0.1])), float(rng.choice([0.09, 0.5, 2.0, np.nan]))
+        for name, args, options in (
+            ("typical_accept_decision", (p, token), {"eps": eps, "delta": delta}),
+            ("typical_acceptance_threshold", (float(rng.choice([0.0, 1.0, np.nan])), eps, delta), {}),
+            ("cascade_defer_decision", (p, q), {"alpha": alpha}),
+            ("cascade_defer_decision", (p, q), {"alpha": alpha, "tv_value": 0.25}),
+            ("cascade_token_deferral", (p, q, token), {"alpha": alpha, "rule": deferral}),
+            ("cascade_token_target_distribution", (p, q), {"alpha": alpha, "rule": deferral}),
+        ):
+            expected = answer(getattr(reference, name), *args, **options)
+            told = answer(getattr(sampling, name), *args, **options)
+            if isinstance(expected, SparseDistribution):
+                assert told.token_ids.tolist() == expected.token_ids.tolist()
+                assert told.vocab_size == expected.vocab_size
+                expected, told = expected.probs, told.probs
+            if isinstance(expected, np.ndarray):
+                np.testing.assert_allclose(told, expected, rtol=4 * 2.0**-52, atol=0.0)
+            elif isinstance(expected, tuple) and isinstance(expected[0], bool):
+                assert told[0] == expected[0]
+                assert type(told[0]) is bool
+                np.testing.assert_allclose(told[1:], expected[1:], rtol=1e-12, atol=1e-12)
+            else:
+                if name == "cascade_defer_decision" and "entries" in str(expected):
+                    expected, told = expected[0], told[0]  # as in total_variation
+                assert told == expected, (seed, name, args, options)
+                refused += isinstance(expected, tuple)
+    assert refused > 500
 
 
 @every_face

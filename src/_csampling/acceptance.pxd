@@ -21,3 +21,9 @@ cdef int64_t draw_difference(const Support *p, const Support *q, double u) noexc
 
 # (p - q)+, or the target's positive finite entries where no difference is positive; False without mass.
 cdef bint weigh_correction(Weights *weights, const Row *p, const Row *q, double *sums) noexcept nogil
+
+# p(x), of which nothing else is read.
+cdef double one_probability(object distribution, object token_id, str name) except -1.0
+
+# ValueError where the lengths of two distributions differ, one of them being dense.
+cdef object require_same_length(object target_p, object draft_q)

@@ -72,7 +72,6 @@ cdef int64_t any_id(object token_id) except? -2:
 
 
 cdef double one_probability(object distribution, object token_id, str name) except -1.0:
-    """p(x), of which nothing else is read."""
     cdef Row row
     cdef int64_t token
     cdef double probability

@@ -66,6 +66,8 @@ cdef extern from "kernels.h" nogil:
         void (*block_sums_residual)(const double *p, const double *q, size_t n, double *sums) noexcept nogil
         void (*block_sums_rough)(const float *p, const float *q, size_t n, float p_unit, float q_unit,
                                  double *sums) noexcept nogil
+        void (*block_sums_scaled)(const double *p, const double *q, size_t n, double factor,
+                                  double *sums) noexcept nogil
         void (*residual)(const double *p, const double *q, size_t n, double *out,
                          running *total) noexcept nogil
         int (*weigh)(const double *p, size_t n, running *total) noexcept nogil
@@ -98,6 +100,9 @@ cdef enum certificate:
     CORRECTION_DRAW       # a draw from the residual: the same
     ACCEPT_TEST           # a coin against a ratio of rough probabilities: exact sums taken
     ROUGH_DRAW            # a draw from softmaxes by float32 terms: float64 exponentials taken
+    KEEP_TEST             # a coin against h of the block rule: the residual's mass summed by ascending id
+    TYPICAL_THRESHOLD     # p(x) against the threshold of typical acceptance: the entropy as it is defined
+    CASCADE_DISTANCE      # max q against max p - alpha TV: the distance as it is defined
     CERTIFICATES
 
 cdef extern from *:

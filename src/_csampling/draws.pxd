@@ -14,6 +14,9 @@ cdef extern from "numpy/random/bitgen.h" nogil:
 cdef struct Weights:
     const Row *p
     const Row *q          # NULL: p itself
+    double factor         # of p, 1 where there is no q
+    double p_divisor      # what the rows are divided by before anything else
+    double q_divisor
     bint positive_part    # count entries of p that are negative or not finite as 0
     double scale          # 1, or what keeps the sum from overflowing
     double total
@@ -34,6 +37,14 @@ cdef double *new_sums(Py_ssize_t n) noexcept nogil
 
 # Sums up what a draw is from; False if there is no finite positive mass, or an entry that may not be.
 cdef bint weigh(Weights *weights, const Row *p, const Row *q, bint positive_part, double *sums) noexcept nogil
+
+# The same of (factor p / p_divisor - q / q_divisor)+; a NaN counts as 0.
+cdef bint weigh_scaled(Weights *weights, const Row *p, const Row *q, double factor, double p_divisor,
+                       double q_divisor, double *sums) noexcept nogil
+
+# The next weights of a row; at most a CHUNK at a time where they have to be computed, into the buffer.
+cdef Py_ssize_t weights_piece(const Weights *weights, Py_ssize_t start, double *buffer, double *other,
+                              const double **piece) noexcept nogil
 
 # The first id whose sequential cumulative weight divided by the last one exceeds u.
 cdef Py_ssize_t draw(const Weights *weights, double u) noexcept nogil

@@ -77,14 +77,16 @@ cdef double *new_sums(Py_ssize_t n) noexcept nogil:
 
 cdef Py_ssize_t weights_piece(const Weights *weights, Py_ssize_t start, double *buffer, double *other,
                               const double **piece) noexcept nogil:
-    """The next weights of a row, scaled; at most a CHUNK at a time where they have to be computed."""
     cdef running ignored
     cdef const double *p
     cdef const double *q
     cdef Py_ssize_t i, length
-    if weights.q is NULL and weights.scale == 1.0 and not weights.positive_part:
+    if weights.q is NULL and weights.scale == 1.0 and not weights.positive_part and weights.p_divisor == 1.0:
         return probs_piece(weights.p, start, weights.p.n, buffer, piece)
     length = probs_piece(weights.p, start, CHUNK, buffer, &p)
+    if weights.p_divisor != 1.0:
+        table.divide_f64(p, length, weights.p_divisor, buffer)
+        p = buffer
     if weights.q is NULL:
         for i in range(length):
             # One residual against nothing: entries that are negative or not finite count as 0.
@@ -92,6 +94,13 @@ cdef Py_ssize_t weights_piece(const Weights *weights, Py_ssize_t start, double *
         q = other
     else:
         probs_piece(weights.q, start, CHUNK, other, &q)
+        if weights.q_divisor != 1.0:
+            table.divide_f64(q, length, weights.q_divisor, other)
+            q = other
+        if weights.factor != 1.0:
+            for i in range(length):
+                buffer[i] = weights.factor * p[i]
+            p = buffer
     memset(&ignored, 0, sizeof(ignored))
     table.residual(p, q, length, buffer, &ignored)
     if weights.scale != 1.0:
@@ -105,6 +114,7 @@ cdef bint weigh(Weights *weights, const Row *p, const Row *q, bint positive_part
                 double *sums) noexcept nogil:
     weights.p = p
     weights.q = q
+    weights.factor = weights.p_divisor = weights.q_divisor = 1.0
     weights.positive_part = False
     weights.scale = 1.0
     weights.sums = sums
@@ -116,6 +126,22 @@ cdef bint weigh(Weights *weights, const Row *p, const Row *q, bint positive_part
         weights.scale = 1.0
     if q is not NULL and p.kind == F64 and q.kind == F64:
         table.block_sums_residual(<const double *>p.data, <const double *>q.data, p.n, sums)
+        return add_up(weights, p.n)
+    return add_up(weights, 0)
+
+
+cdef bint weigh_scaled(Weights *weights, const Row *p, const Row *q, double factor, double p_divisor,
+                       double q_divisor, double *sums) noexcept nogil:
+    weights.p = p
+    weights.q = q
+    weights.factor = factor
+    weights.p_divisor = p_divisor
+    weights.q_divisor = q_divisor
+    weights.positive_part = False
+    weights.scale = 1.0
+    weights.sums = sums
+    if p.kind == F64 and q.kind == F64 and p_divisor == 1.0 and q_divisor == 1.0:
+        table.block_sums_scaled(<const double *>p.data, <const double *>q.data, p.n, factor, sums)
         return add_up(weights, p.n)
     return add_up(weights, 0)
 

@@ -1,11 +1,13 @@
 """Exact laws and distances of one row."""
 
+import math
+
 import numpy as np
 
 cimport numpy as cnp
 from libc.math cimport frexp, isfinite, ldexp
 from libc.stdlib cimport free
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 
 from mtplx._csampling.acceptance cimport difference_arrays
 from mtplx._csampling.arrays cimport F64, Row, bad_probabilities, doubles, new_doubles, open_row
@@ -17,12 +19,11 @@ from mtplx._csampling.mass cimport OVERFLOW_SCALE, ROW_FINE, weigh_row, widen_in
 cnp.import_array()
 
 # Rows with a smaller sum are raised by a power of two first: their entries may be subnormal.
-cdef double TINY_TOTAL = 2.0 ** -60
+TINY_TOTAL = 2.0 ** -60
 cdef double RAISE = 2.0 ** 512
 
 
 cdef cnp.ndarray open_law(object distribution, str name, double *total, bint scaled=True):
-    """A distribution as a contiguous float64 array, checked, with its sum; scaled where that overflows."""
     cdef Row row
     cdef cnp.ndarray array
     cdef Py_ssize_t i
@@ -195,23 +196,74 @@ def distribution_entropy(distribution):
     >>> round(distribution_entropy([0.0, 2.0, 2.0]), 6)
     0.693147
     """
-    cdef double total, scale, entropy
-    cdef int exponent
-    cdef running sums
+    cdef double total
     cdef cnp.ndarray weights
     if isinstance(distribution, SparseDistributionBase):
         distribution = distribution.probs
     weights = open_law(distribution, "distribution", &total)
     if total < TINY_TOTAL:
         return distribution_entropy(np.asarray(weights) * RAISE)
+    return entropy_of(doubles(weights), cnp.PyArray_DIM(weights, 0), total)
+
+
+cdef double entropy_of(const double *weights, Py_ssize_t n, double total) noexcept nogil:
     # -sum p log p with p = w/S is log S - (sum w log w)/S. A power of two brings S near 1 first.
+    cdef running sums
+    cdef double scale, entropy
+    cdef int exponent
     frexp(total, &exponent)
     scale = ldexp(1.0, min(max(-exponent, -1022), 1022))
     total *= scale
     memset(&sums, 0, sizeof(sums))
-    table.sum_p_log_p(doubles(weights), cnp.PyArray_DIM(weights, 0), scale, &sums)
+    table.sum_p_log_p(weights, n, scale, &sums)
     entropy = -table.total(&sums) / total
     memset(&sums, 0, sizeof(sums))
     table.sum_p_log_p(&total, 1, 1.0, &sums)
     entropy += table.total(&sums) / total
     return entropy if entropy > 0.0 else 0.0
+
+
+# ---- the entropy as it is defined ----------------------------------------------------------------
+# Only NumPy's logarithm and NumPy's order of summation give its bits.
+
+
+cdef double accurate_sum(object values) except -1.0:
+    """The sum that the definition divides by: values are cut at one bit, so that upper parts add exactly."""
+    _, exponent = math.frexp(float(values.max()))
+    cut = math.ldexp(1.5, exponent + values.size.bit_length()) if exponent < 900 else math.inf
+    if math.isinf(cut):
+        return float(values.sum())
+    upper = (values + cut) - cut
+    return float(upper.sum() + (values - upper).sum())
+
+
+cdef double distance_as_defined(object p, object q) except -1.0:
+    """The total variation of two distributions that were checked, with the bits of the reference."""
+    cdef Support left, right
+    if isinstance(p, SparseDistributionBase) and isinstance(q, SparseDistributionBase):
+        p = ascending_copy(p)
+        q = ascending_copy(q)
+        left = (<SparseDistributionBase>p).support()
+        right = (<SparseDistributionBase>q).support()
+        _, differences = difference_arrays(&left, &right)
+    else:
+        differences = np.maximum(law_array(p) - law_array(q), 0.0)
+    return float(differences.sum()) if len(differences) else 0.0
+
+
+cdef object law_array(object distribution):
+    cdef double ignored
+    return open_law(distribution, "distribution", &ignored, False)
+
+
+cdef double entropy_as_defined(const double *weights, Py_ssize_t n) except -1.0:
+    cdef cnp.ndarray values = new_doubles(n)
+    memcpy(doubles(values), weights, n * sizeof(double))
+    with np.errstate(all="ignore"):
+        total = accurate_sum(values)
+        if math.isinf(total):
+            values = values * OVERFLOW_SCALE
+            total = accurate_sum(values)
+        p = np.asarray(values / total)
+        p = p[p > 0.0]
+        return float(-(p * np.log(p)).sum()) + 0.0

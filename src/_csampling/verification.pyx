@@ -1,12 +1,7 @@
-"""Blocks of drafted tokens, verified in one call.
+"""Blocks of drafted tokens, verified in one call: what comes in, and what goes out.
 
-Design: a block is a plain struct; its rows are opened one by one when the rule reaches them. Rows of a
-matrix or of a batch are addresses, so that a whole range of sequences runs without the GIL; rows of a
-Python sequence are fetched with it. An error is noted in the block and raised when the GIL is held again.
-
-The accept test from logits compares u with a ratio r of two probabilities whose sums are rough
-(`selection.rough_error`): with relative errors s and t, the true ratio is within (s + t)(1 + 2^-20) of r,
-and where u is not outside of that band the exact sums are taken, which give softmax's own bits.
+Design: everything that can be checked without reaching a row is checked when a block is opened; then a
+whole range of blocks is verified with one release of the GIL (`rules.run`). Errors are raised after it.
 """
 
 import operator
@@ -15,13 +10,12 @@ import numpy as np
 
 cimport cython
 cimport numpy as cnp
-from cpython.ref cimport Py_INCREF, Py_XDECREF, PyObject
+from cpython.ref cimport Py_XDECREF, PyObject
 from libc.math cimport isnan
 from libc.stdint cimport int64_t
 from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memmove, memset
+from libc.string cimport memset
 
-from mtplx._csampling.acceptance cimport acceptance
 from mtplx._csampling.arrays cimport (
     BF16,
     F16,
@@ -41,38 +35,45 @@ from mtplx._csampling.arrays cimport (
     open_row,
     ranks_kept,
 )
-from mtplx._csampling.dispatch cimport ACCEPT_TEST, count_fallback
-from mtplx._csampling.distributions cimport SparseDistributionBase, bad_logits, require_support
+from mtplx._csampling.blocks cimport (
+    BATCH,
+    BLOCK_RULE,
+    BY_DRAFT,
+    BY_TARGET,
+    BY_TARGET_RATIO,
+    CASCADE,
+    EXACT,
+    GREEDY,
+    MATCH,
+    MATRIX,
+    POINTS,
+    SEQUENCE,
+    TYPICAL,
+    Block,
+    Penalties,
+    Side,
+    patch,
+)
+from mtplx._csampling.distributions cimport bad_logits
 from mtplx._csampling.draws cimport bitgen_of
 from mtplx._csampling.penalties cimport clamped
-from mtplx._csampling.streams cimport BONUS_LANE, CORRECTION_LANE, Stream, next_uniform
+from mtplx._csampling.rules cimport run
 from mtplx._csampling.truncation cimport nucleus_mass
 from mtplx._csampling.views cimport (
     BAD_ID,
     BAD_LENGTH,
     BAD_LOGITS,
+    BAD_ROW,
     BAD_VALUE,
-    DENSE,
     FINE,
     NO_ROOM,
-    POINT,
+    NOT_DRAWABLE,
     RAISED,
-    SPARSE,
     WITHOUT_MASS,
     Failure,
-    Prepared,
     Settings,
-    View,
     Workspace,
-    draw_correction,
-    draw_token,
     free_workspace,
-    largest_token,
-    make_exact,
-    prepare_correction,
-    probability,
-    problem,
-    resolve,
 )
 
 cnp.import_array()
@@ -80,415 +81,9 @@ cnp.import_array()
 cdef extern from "Python.h":
     Py_ssize_t PY_SSIZE_T_MAX
 
-cdef enum rule_code:
-    EXACT
-    GREEDY
-    MATCH
-
-cdef dict RULES = {"exact": EXACT, "greedy": GREEDY, "match": MATCH}
-
-cdef enum side_kind:
-    MATRIX
-    BATCH
-    SEQUENCE
-    POINTS
-
-# One side of a block.
-cdef struct Side:
-    side_kind kind
-    Py_ssize_t count       # rows
-    Row first              # MATRIX
-    Py_ssize_t stride      # bytes from row to row
-    const int64_t *ids     # BATCH: first row of ids and probabilities
-    const double *probs
-    Py_ssize_t width
-    int64_t vocab_size
-    PyObject *rows         # SEQUENCE: kept alive by the caller
-    PyObject *kept         # a list that keeps opened rows alive
-
-# Penalties inside a block: the counts before it, then one more for every draft that was passed.
-cdef struct Penalties:
-    double presence
-    double frequency
-    int64_t *ids           # ascending
-    double *counts
-    Py_ssize_t filled
-    Py_ssize_t *overlay_starts   # one more than target rows; NULL without overlays
-    int64_t *overlay_ids
-    double *overlays
-    bint overlay_each      # an overlay for every row, not one for all
-    int64_t *patch_ids
-    double *patches
-
-cdef struct Block:
-    rule_code rule
-    bint check_draft
-    Py_ssize_t drafts
-    const int64_t *tokens
-    const char *unreadable       # flags of ids that have to be read from the object, or NULL
-    PyObject *given_tokens
-    Side target
-    Side draft
-    bint from_logits
-    Settings target_settings
-    Settings draft_settings
-    Penalties penalties
-    Stream stream
-    int64_t *out                 # drafts + 1
-    double *probabilities        # drafts
-    Py_ssize_t emitted
-    Py_ssize_t accepted
-    Py_ssize_t tested
-    bint bonus
-    problem status
-    Failure failure
-
-
-# ---- rows, as they are reached ---------------------------------------------------------------------
-
-
-cdef problem note_exception(Block *block, object error) noexcept:
-    Py_INCREF(error)
-    block.failure.error = <void *>error
-    return RAISED
-
-
-@cython.boundscheck(True)  # the caller's lists may shrink meanwhile
-cdef problem open_object(Block *block, const Side *side, Py_ssize_t i, View *view, Row *logits) noexcept:
-    """Row i of a Python sequence: a distribution, or a row of logits where `logits` is given."""
-    cdef SparseDistributionBase sparse
-    try:
-        row = (<object>side.rows)[i]
-        if logits is NULL and isinstance(row, SparseDistributionBase):
-            sparse = require_support(row)
-            view.mode = SPARSE
-            view.n = sparse.vocab_size
-            view.any_id = True
-            view.ascending = sparse.ascending
-            view.support = sparse.support()
-        else:
-            row = open_row(row, "logits" if logits is not NULL else "row", logits or &view.row)
-            if logits is NULL:
-                view.mode = DENSE
-                view.any_id = False
-                view.n = view.row.n
-        (<list>side.kept).append(row)
-        return FINE
-    except BaseException as error:  # a KeyboardInterrupt in the caller's code too
-        return note_exception(block, error)
-
-
-cdef problem open_given(Block *block, const Side *side, Py_ssize_t i, View *view) noexcept nogil:
-    """Row i of probabilities."""
-    cdef Py_ssize_t j
-    view.tolerance = 0.0
-    if side.kind == MATRIX:
-        view.mode = DENSE
-        view.any_id = False
-        view.row = side.first
-        view.row.data += i * side.stride
-        view.n = side.first.n
-    elif side.kind == BATCH:
-        view.mode = SPARSE
-        view.any_id = True
-        view.n = side.vocab_size
-        view.support.ids = side.ids + i * side.width
-        view.support.weights = side.probs + i * side.width
-        view.support.count = 0
-        view.ascending = True
-        while view.support.count < side.width and view.support.ids[view.support.count] >= 0:
-            j = view.support.count
-            view.ascending = view.ascending and (j == 0 or view.support.ids[j - 1] < view.support.ids[j])
-            view.support.count += 1
-    else:
-        with gil:
-            return open_object(block, side, i, view, NULL)
-    return FINE
-
-
-cdef problem open_target(Block *block, Workspace *space, Py_ssize_t i, View *view) noexcept nogil:
-    cdef Row logits
-    cdef problem status
-    block.failure.row = i
-    block.failure.of_draft = False
-    if not block.from_logits:
-        return open_given(block, &block.target, i, view)
-    status = open_logits(block, &block.target, i, &logits)
-    if status != FINE:
-        return status
-    patch(&block.penalties, i, &logits)
-    return resolve(&logits, &block.target_settings, space, 0, view)
-
-
-cdef problem open_draft(Block *block, Workspace *space, Py_ssize_t i, const View *target, int64_t token,
-                        View *view) noexcept nogil:
-    cdef Row logits
-    cdef problem status
-    block.failure.row = i
-    block.failure.of_draft = True
-    if block.draft.kind == POINTS:
-        view.mode = POINT
-        view.n = target.n
-        view.any_id = False
-        view.ascending = True
-        view.point = token
-        view.tolerance = 0.0
-        return FINE
-    if not block.from_logits:
-        return open_given(block, &block.draft, i, view)
-    status = open_logits(block, &block.draft, i, &logits)
-    if status != FINE:
-        return status
-    return resolve(&logits, &block.draft_settings, space, 1, view)
-
-
-cdef problem open_logits(Block *block, const Side *side, Py_ssize_t i, Row *logits) noexcept nogil:
-    if side.kind == MATRIX:
-        logits[0] = side.first
-        logits.data += i * side.stride
-        return FINE
-    with gil:
-        return open_object(block, side, i, NULL, logits)
-
-
-cdef problem read_token(Block *block, Py_ssize_t i, int64_t *token) noexcept nogil:
-    if block.unreadable is NULL or not block.unreadable[i]:
-        token[0] = block.tokens[i]
-        return FINE
-    block.failure.row = i
-    with gil:
-        return read_token_object(block, i, token)
-
-
-@cython.boundscheck(True)  # the caller's lists may shrink meanwhile
-cdef problem read_token_object(Block *block, Py_ssize_t i, int64_t *token) noexcept:
-    try:
-        index = operator.index((<object>block.given_tokens)[i])
-        # Out of any vocabulary: -1 stands for all of these.
-        token[0] = index if 0 <= index < (1 << 62) else -1
-        return FINE
-    except BaseException as error:  # a KeyboardInterrupt in the caller's code too
-        return note_exception(block, error)
-
-
-# ---- penalties -------------------------------------------------------------------------------------
-
-
-cdef void patch(const Penalties *penalties, Py_ssize_t row, Row *logits) noexcept nogil:
-    """What penalties make of single logits of this row."""
-    cdef Py_ssize_t i = 0, j = 0, end = 0, filled = 0
-    cdef int64_t token
-    cdef double value, count
-    logits.patches = 0
-    if penalties.overlay_starts is not NULL:
-        j = penalties.overlay_starts[row if penalties.overlay_each else 0]
-        end = penalties.overlay_starts[(row if penalties.overlay_each else 0) + 1]
-    while i < penalties.filled or j < end:
-        if j >= end or (i < penalties.filled and penalties.ids[i] <= penalties.overlay_ids[j]):
-            token = penalties.ids[i]
-        else:
-            token = penalties.overlay_ids[j]
-        if token >= logits.n:
-            break
-        value = element(logits, token)
-        if i < penalties.filled and penalties.ids[i] == token:
-            count = penalties.counts[i]
-            value -= penalties.frequency * count + penalties.presence * (count > 0.0)
-            i += 1
-        if j < end and penalties.overlay_ids[j] == token:
-            value -= penalties.overlays[j]
-            j += 1
-        penalties.patch_ids[filled] = token
-        penalties.patches[filled] = value
-        filled += 1
-    logits.patch_ids = penalties.patch_ids
-    logits.patch_values = penalties.patches
-    logits.patches = filled
-
-
-cdef void count_draft(Penalties *penalties, int64_t token) noexcept nogil:
-    """One more occurrence, for the rows behind an accepted draft."""
-    cdef Py_ssize_t i = 0
-    if penalties.presence == 0.0 and penalties.frequency == 0.0:
-        return
-    while i < penalties.filled and penalties.ids[i] < token:
-        i += 1
-    if i < penalties.filled and penalties.ids[i] == token:
-        penalties.counts[i] += 1.0
-        return
-    memmove(penalties.ids + i + 1, penalties.ids + i, (penalties.filled - i) * sizeof(int64_t))
-    memmove(penalties.counts + i + 1, penalties.counts + i, (penalties.filled - i) * sizeof(double))
-    penalties.ids[i] = token
-    penalties.counts[i] = 1.0
-    penalties.filled += 1
-
-
-# ---- the rules -------------------------------------------------------------------------------------
-
-
-cdef problem run(Block *block, Workspace *space) noexcept nogil:
-    if block.rule == GREEDY:
-        return run_greedy(block, space)
-    if block.rule == MATCH:
-        return run_match(block, space)
-    return run_exact(block, space)
-
-
-cdef problem emit_bonus(Block *block, Workspace *space) noexcept nogil:
-    """After K accepted drafts: a draw from the row behind them, if there is one."""
-    cdef View target
-    cdef problem status
-    block.bonus = block.target.count > block.drafts
-    if not block.bonus:
-        return FINE
-    status = open_target(block, space, block.drafts, &target)
-    if status == FINE:
-        if block.rule == GREEDY:
-            status = largest_token(&target, block.out + block.emitted)
-        else:
-            status = draw_token(&target, space, &block.stream, BONUS_LANE, block.out + block.emitted)
-    block.emitted += 1
-    return status
-
-
-cdef problem run_exact(Block *block, Workspace *space) noexcept nogil:
-    cdef View target, draft
-    cdef Prepared prepared
-    cdef Failure *failure = &block.failure
-    cdef problem status
-    cdef Py_ssize_t i
-    cdef int64_t token
-    cdef double p, q, accept_probability, ratio, band, u
-    cdef bint ready
-    for i in range(block.drafts):
-        status = read_token(block, i, &token)
-        if status != FINE:
-            return status
-        status = open_target(block, space, i, &target)
-        if status != FINE:
-            return status
-        status = open_draft(block, space, i, &target, token, &draft)
-        if status != FINE:
-            return status
-        failure.of_draft = False
-        status = probability(&target, token, failure, &p)
-        if status != FINE:
-            return status
-        failure.of_draft = True
-        status = probability(&draft, token, failure, &q)
-        if status != FINE:
-            return status
-        if (target.mode == DENSE or draft.mode == DENSE or not (target.any_id and draft.any_id)) and (
-                target.n != draft.n):
-            failure.n = target.n
-            failure.m = draft.n
-            return BAD_LENGTH
-        band = (target.tolerance + draft.tolerance) * (1.0 + 2.0 ** -20)
-        if band > 0.0 and (p < 1e-250 or q < 1e-250):
-            # Too small to be compared relatively, or zero for one sum and not for another.
-            settle(&target, &draft, token, failure, &p, &q)
-            band = 0.0
-        if block.check_draft and q == 0.0 and p > 0.0:
-            failure.token = token
-            failure.value = 0.0
-            return BAD_VALUE
-        accept_probability = acceptance(p, q)
-        ready = accept_probability == 0.0
-        if ready:
-            # Rejected whatever the coin shows: what can fail, fails before the coin.
-            status = prepare_correction(&target, &draft, space, &prepared)
-            if status != FINE:
-                return status
-        u = next_uniform(&block.stream, i)
-        if band > 0.0:
-            ratio = p / q
-            if not (u < ratio * (1.0 - band) or u > ratio * (1.0 + band)):
-                count_fallback(ACCEPT_TEST)
-                settle(&target, &draft, token, failure, &p, &q)
-                accept_probability = acceptance(p, q)
-        block.probabilities[i] = accept_probability
-        block.tested = i + 1
-        if u <= accept_probability and accept_probability > 0.0:
-            block.out[i] = token
-            block.accepted = i + 1
-            block.emitted = i + 1
-            count_draft(&block.penalties, token)
-            continue
-        if not ready:
-            status = prepare_correction(&target, &draft, space, &prepared)
-            if status != FINE:
-                return status
-        block.out[i] = draw_correction(&prepared, next_uniform(&block.stream, CORRECTION_LANE))
-        block.emitted = i + 1
-        return FINE
-    return emit_bonus(block, space)
-
-
-cdef void settle(View *target, View *draft, int64_t token, Failure *failure, double *p,
-                 double *q) noexcept nogil:
-    """Both probabilities with softmax's own bits; the ids were checked before."""
-    make_exact(target)
-    make_exact(draft)
-    probability(target, token, failure, p)
-    probability(draft, token, failure, q)
-
-
-cdef problem run_match(Block *block, Workspace *space) noexcept nogil:
-    cdef View target
-    cdef problem status
-    cdef Py_ssize_t i
-    cdef int64_t token, drawn
-    cdef double p
-    for i in range(block.drafts):
-        status = read_token(block, i, &token)
-        if status != FINE:
-            return status
-        status = open_target(block, space, i, &target)
-        if status != FINE:
-            return status
-        status = probability(&target, token, &block.failure, &p)
-        if status != FINE:
-            return status
-        status = draw_token(&target, space, &block.stream, i, &drawn)
-        if status != FINE:
-            return status
-        block.probabilities[i] = p
-        block.tested = i + 1
-        block.out[i] = drawn
-        block.emitted = i + 1
-        if drawn != token:
-            return FINE
-        block.accepted = i + 1
-        count_draft(&block.penalties, token)
-    return emit_bonus(block, space)
-
-
-cdef problem run_greedy(Block *block, Workspace *space) noexcept nogil:
-    cdef View target
-    cdef problem status
-    cdef Py_ssize_t i
-    cdef int64_t token, best
-    cdef double p
-    for i in range(block.drafts):
-        status = read_token(block, i, &token)
-        if status != FINE:
-            return status
-        status = open_target(block, space, i, &target)
-        if status == FINE:
-            status = probability(&target, token, &block.failure, &p)
-        if status == FINE:
-            status = largest_token(&target, &best)
-        if status != FINE:
-            return status
-        block.probabilities[i] = 1.0 if best == token else 0.0
-        block.tested = i + 1
-        block.out[i] = best
-        block.emitted = i + 1
-        if best != token:
-            return FINE
-        block.accepted = i + 1
-        count_draft(&block.penalties, token)
-    return emit_bonus(block, space)
+cdef dict RULES = {"exact": EXACT, "greedy": GREEDY, "match": MATCH, "block": BLOCK_RULE, "typical": TYPICAL,
+                   "cascade": CASCADE}
+cdef dict DEFERRALS = {"tokenv1": BY_DRAFT, "tokenv2": BY_TARGET, "tokenv3": BY_TARGET_RATIO}
 
 
 # ---- opening -----------------------------------------------------------------------------------------
@@ -550,7 +145,7 @@ cdef class OpenBlock:
 
     cdef Block block
     cdef list kept
-    cdef object ids, out, probabilities, generator
+    cdef object ids, out, probabilities, coins, generator
     cdef char *unreadable
 
     def __cinit__(self):
@@ -571,11 +166,12 @@ cdef class OpenBlock:
         Py_XDECREF(<PyObject *>self.block.failure.error)
 
     cdef object open(self, object target, Py_ssize_t target_count, object draft, Py_ssize_t draft_count,
-                     object draft_tokens, str rule, bint check_draft, bint from_logits):
+                     object draft_tokens, tuple rule, bint check_draft, bint from_logits):
         """Counts are how many of the rows are meant, -1 for all."""
         cdef Block *block = &self.block
         cdef Py_ssize_t K
-        block.rule = RULES[rule]
+        block.rule = RULES[rule[0]]
+        self.open_parameters(rule)
         block.check_draft = check_draft
         block.from_logits = from_logits
         self.open_tokens(draft_tokens)
@@ -598,6 +194,18 @@ cdef class OpenBlock:
         self.probabilities = new_doubles(K)
         block.out = ids_of(self.out)
         block.probabilities = doubles(self.probabilities)
+        if block.rule == BLOCK_RULE:
+            self.coins = new_doubles(K)
+            block.coins = doubles(self.coins)
+
+    cdef object open_parameters(self, tuple rule):
+        cdef Block *block = &self.block
+        if block.rule == TYPICAL:
+            block.parameters.eps = rule[1]
+            block.parameters.delta = rule[2]
+        elif block.rule == CASCADE:
+            block.parameters.alpha = rule[1]
+            block.parameters.deferred = DEFERRALS[rule[2]]
 
     @cython.boundscheck(True)  # the caller's lists may shrink meanwhile
     cdef object open_tokens(self, object draft_tokens):
@@ -733,12 +341,17 @@ cdef class OpenBlock:
             return IndexError(f"token id {token} is outside [0, {failure.n})"), row
         if self.block.status == BAD_LENGTH:
             return ValueError(f"target_p has {failure.n} entries, draft_q {failure.m}"), row
-        if self.block.status == BAD_VALUE and failure.value == 0.0 and self.block.check_draft:
+        if self.block.status == NOT_DRAWABLE:
             return ValueError(f"token {failure.token} cannot have been drafted from draft_q, "
                               f"where its probability is 0"), row
         if self.block.status == BAD_VALUE:
             return ValueError(f"{side} must be finite and not negative: "
                               f"entry {failure.token} is {failure.value}"), row
+        if self.block.status == BAD_ROW and failure.of_draft and self.block.rule == CASCADE:
+            return ValueError(f"{side} must be finite and not negative: "
+                              f"entry {failure.token} is {failure.value}"), row
+        if self.block.status == BAD_ROW and self.block.rule == TYPICAL and failure.row < self.block.drafts:
+            side = "distribution"  # the entropy's, which is asked for after p(x)
         if self.block.status == WITHOUT_MASS:
             return ValueError("neither the residual nor target_p has positive mass"), row
         if self.block.status == BAD_LOGITS:
@@ -788,8 +401,8 @@ cdef object attach_stream(OpenBlock opened, object generator):
     opened.block.stream.bits = bitgen_of(opened.generator)
 
 
-def verify_block(target, draft, draft_tokens, generator, str rule, bint check_draft, bint from_logits, config,
-                 draft_config, token_counts, penalty_overlay):
+def verify_block(target, draft, draft_tokens, generator, tuple rule, bint check_draft, bint from_logits,
+                 config, draft_config, token_counts, penalty_overlay):
     """One block with a plain generator: tokens, accepted, accept probabilities, whether there is a bonus.
 
     An error comes back as (exception, where), for the caller to raise.
@@ -818,7 +431,7 @@ def verify_block(target, draft, draft_tokens, generator, str rule, bint check_dr
 
 @cython.boundscheck(True)  # the caller's lists may shrink meanwhile
 def open_blocks(list targets, list target_counts, list drafts, list draft_counts, list tokens, list streams,
-                str rule, bint check_draft, bint from_logits, list configs, list draft_configs, list counts,
+                tuple rule, bint check_draft, bint from_logits, list configs, list draft_configs, list counts,
                 list overlays):
     """Blocks of a batch, opened and checked; a stream is a generator or a pair (seed, position).
 

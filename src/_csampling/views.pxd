@@ -11,6 +11,7 @@ cdef enum problem:
     NO_ROOM          # memory
     BAD_ID           # a token outside a dense row
     BAD_VALUE        # p(x) or q(x) negative or not finite
+    NOT_DRAWABLE     # q(x) = 0 < p(x), where that is checked
     BAD_LENGTH       # target and draft row differ in length
     BAD_ROW          # a row that is drawn from has a negative or non-finite entry
     WITHOUT_MASS     # neither the residual nor the target has mass, or a row has none
@@ -63,6 +64,16 @@ cdef struct Workspace:
     Py_ssize_t sums_room
 
 cdef void free_workspace(Workspace *space) noexcept nogil
+
+# Room for a row in a slot, for the sums of its blocks; NULL without memory.
+cdef double *dense_room(Workspace *space, int slot, Py_ssize_t n) noexcept nogil
+cdef double *sums_room(Workspace *space, Py_ssize_t n) noexcept nogil
+
+# Turn a view that is not STREAMED into a dense one, in a slot of the workspace.
+cdef bint write_dense(View *view, Workspace *space, int slot) noexcept nogil
+
+# A support in ascending order, of a view that is one or a point.
+cdef bint ascend(View *view, Workspace *space, int slot) noexcept nogil
 
 # The distribution of a row of logits, patches and all.
 cdef problem resolve(const Row *logits, const Settings *settings, Workspace *space, int slot,

@@ -561,7 +561,6 @@ cdef Py_ssize_t replay_streamed(const View *p, const View *q, double u) noexcept
 
 
 cdef bint write_dense(View *view, Workspace *space, int slot) noexcept nogil:
-    """Turn a view that is not STREAMED into a dense one."""
     cdef double *dense
     cdef Py_ssize_t i
     if view.mode == DENSE:
@@ -581,7 +580,6 @@ cdef bint write_dense(View *view, Workspace *space, int slot) noexcept nogil:
 
 
 cdef bint ascend(View *view, Workspace *space, int slot) noexcept nogil:
-    """Bring a support into ascending order, in the workspace; a point is one."""
     cdef Candidate *items
     cdef Py_ssize_t i
     if view.mode == POINT:
@@ -646,6 +644,7 @@ cdef int64_t draw_correction(Prepared *prepared, double u) noexcept nogil:
         return draw_difference(&prepared.target.support, &prepared.draft.support, u)
     weights.p = &prepared.target.row
     weights.q = &prepared.draft.row if prepared.residual else NULL
+    weights.factor = weights.p_divisor = weights.q_divisor = 1.0
     weights.positive_part = prepared.positive_part
     weights.scale = prepared.scale
     weights.total = prepared.total

@@ -16,6 +16,13 @@ from mtplx._csampling import truncation
 from mtplx._csampling.acceptance import acceptance_probability, residual_distribution, verify_one_token
 from mtplx._csampling.draws import sample_from_distribution
 from mtplx._csampling.laws import distribution_entropy, speculative_output_marginal, total_variation
+from mtplx._csampling.lossy import (
+    cascade_defer_decision,
+    cascade_token_deferral,
+    cascade_token_target_distribution,
+    typical_accept_decision,
+    typical_acceptance_threshold,
+)
 from mtplx._csampling.penalties import PENALTY_MAX, PENALTY_MIN, apply_penalties
 from mtplx._csampling.softmax import softmax
 from mtplx._csampling.truncation import apply_top_k_top_p, apply_top_p_top_k, deterministic_top_k_order
@@ -40,6 +47,9 @@ __all__ = [
     "apply_penalties",
     "apply_top_k_top_p",
     "apply_top_p_top_k",
+    "cascade_defer_decision",
+    "cascade_token_deferral",
+    "cascade_token_target_distribution",
     "deterministic_top_k_order",
     "distribution_entropy",
     "distribution_from_logits",
@@ -50,6 +60,8 @@ __all__ = [
     "sparse_distribution_from_logits",
     "speculative_output_marginal",
     "total_variation",
+    "typical_accept_decision",
+    "typical_acceptance_threshold",
     "verify_one_token",
 ]
 

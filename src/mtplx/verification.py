@@ -1,15 +1,15 @@
 """Blocks, batches of blocks and trees: drafted tokens verified in one call, and the acceptance rules.
 
-The functions of :mod:`mtplx.reference`, same names, errors and draws. The rules "exact", "greedy" and
-"match" run on the compiled core: one crossing a block, one release of the GIL a range of sequences, and
-from logits nothing that is not needed. The other rules, trees, and generators that draw through methods of
-their own run by the reference's decisions, from logits on rows of the compiled core.
+The functions of :mod:`mtplx.reference`, same names, errors and draws. Blocks run on the compiled core: one
+crossing a block, one release of the GIL a range of sequences, and from logits nothing that is not needed.
+Trees, and generators that draw through methods of their own, run by the reference's decisions, from logits
+on rows of the compiled core.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn, TypeGuard
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -26,19 +26,18 @@ from mtplx.decisions import (
     as_rule,
 )
 from mtplx.distributions import Distribution, SamplerConfig, errors_at
-from mtplx.reference import (
-    blocks,
+from mtplx.reference import blocks, rows, verify_tree
+from mtplx.reference.one_row import as_array, as_top_k
+from mtplx.reference.streams import GeneratorStream, KeyedStream
+from mtplx.sampling import (
     cascade_defer_decision,
     cascade_token_deferral,
     cascade_token_target_distribution,
-    rows,
+    distribution_from_logits,
+    sparse_distribution_from_logits,
     typical_accept_decision,
     typical_acceptance_threshold,
-    verify_tree,
 )
-from mtplx.reference.one_row import as_array, as_top_k
-from mtplx.reference.streams import GeneratorStream, KeyedStream
-from mtplx.sampling import distribution_from_logits, sparse_distribution_from_logits
 from mtplx.work import WORTHWHILE_LOGITS, run_ranges
 
 __all__ = [
@@ -60,8 +59,6 @@ __all__ = [
     "verify_tree",
 ]
 
-_COMPILED = ("exact", "greedy", "match")
-
 
 class _FromLogits(blocks.FromLogits):
     """Rows of logits, made into distributions by the compiled core."""
@@ -76,8 +73,17 @@ class _FromLogits(blocks.FromLogits):
         return make(row, config, token_counts=token_counts, penalty_overlay=penalty_overlay)
 
 
-def _compiled(rule: CanonicalRule, rng: Any) -> TypeGuard[str]:
-    return rule in _COMPILED and (rng is None or type(rng) is np.random.Generator)
+def _compiled(rng: Any) -> bool:
+    return rng is None or type(rng) is np.random.Generator
+
+
+def _for_core(rule: CanonicalRule) -> tuple[Any, ...]:
+    """The name of a rule and its parameters."""
+    if isinstance(rule, Typical):
+        return "typical", float(rule.eps), float(rule.delta)
+    if isinstance(rule, Cascade):
+        return "cascade", float(rule.alpha), rule.rule
+    return (rule,)
 
 
 def _raise(error: BaseException, where: str, sequence: int | None = None) -> NoReturn:
@@ -152,7 +158,7 @@ def verify_block(
     array([0, 1, 0])
     """
     chosen = as_rule(rule)
-    if not _compiled(chosen, rng):
+    if not _compiled(rng):
         block = blocks.open_block(target, draft, blocks.as_tokens(draft_tokens), blocks.Given())
         return blocks.decide(block, chosen, GeneratorStream(rng), check_draft)
     return _block_decision(
@@ -161,7 +167,7 @@ def verify_block(
             draft,
             draft_tokens,
             rng or np.random.default_rng(),
-            chosen,
+            _for_core(chosen),
             check_draft,
             False,
             None,
@@ -222,7 +228,7 @@ def verify_block_from_logits(
     """
     chosen = as_rule(rule)
     draft_config = config if draft_config is None else draft_config
-    if not _compiled(chosen, rng):
+    if not _compiled(rng):
         tokens = blocks.as_tokens(draft_tokens)
         reader = _FromLogits(tokens, config, draft_config, token_counts, penalty_overlay)
         block = blocks.open_block(target_logits, draft_logits, tokens, reader)
@@ -233,7 +239,7 @@ def verify_block_from_logits(
             draft_logits,
             draft_tokens,
             rng or np.random.default_rng(),
-            chosen,
+            _for_core(chosen),
             check_draft,
             True,
             config,
@@ -389,7 +395,7 @@ def _verify_batch(
     each = blocks.as_sequences(targets, drafts, proposed)
     streams = blocks.open_streams(B, rngs, seeds, positions)
     plain = [_plain_stream(stream) for stream in streams]
-    if rule in _COMPILED and None not in plain:
+    if None not in plain:
         opened = core.open_blocks(
             each.targets,
             each.target_counts,
@@ -397,7 +403,7 @@ def _verify_batch(
             each.draft_counts,
             proposed.tokens,
             plain,
-            rule,
+            _for_core(rule),
             check_draft,
             from_logits is not None,
             *([values[b] for b in range(B)] for values in settings),

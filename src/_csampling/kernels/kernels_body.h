@@ -851,6 +851,15 @@ static void block_sums_residual(const double *p, const double *q, size_t n, doub
     TO_SUMS(p, q, n, ABOVE);
 }
 
+static void block_sums_scaled(const double *p, const double *q, size_t n, double factor, double *sums)
+{
+    const f64v f = all_f64(factor);
+#define ABOVE_SCALED(from, other)                                                                       \
+    IN_GROUP acc[j] += larger_f64(                                                                      \
+        f * load_f64((from) + j * F64_LANES) - load_f64((other) + j * F64_LANES), all_f64(0.0))
+    TO_SUMS(p, q, n, ABOVE_SCALED);
+}
+
 INLINE void rough_difference(const float *p, const float *q, f32v p_unit, f32v q_unit, f32v *acc)
 {
     IN_GROUP acc[j] += larger_f32(load_f32(p + j * F32_LANES) * p_unit - load_f32(q + j * F32_LANES) * q_unit,
@@ -1094,6 +1103,7 @@ const kernels CAT(kernels_, ISA) = {
     .block_sums = block_sums,
     .block_sums_residual = block_sums_residual,
     .block_sums_rough = block_sums_rough,
+    .block_sums_scaled = block_sums_scaled,
     .residual = residual,
     .weigh = weigh,
     .split = split,

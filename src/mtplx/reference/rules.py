@@ -462,11 +462,12 @@ def _side_by_side(target_p: Any, draft_q: Any) -> tuple[NDArray[np.int64] | None
 
 def _deferred(p: Any, q: Any, top: float, rule: Cascade) -> Any:
     """r of the cascade, for one token or for all: whether it falls short of the target's best by too much."""
+    alpha = float(rule.alpha)
     if rule.rule == "tokenv1":
-        return q < top - rule.alpha
+        return q < top - alpha
     if rule.rule == "tokenv2":
-        return p < top - rule.alpha
-    return p < top * (1.0 - rule.alpha)
+        return p < top - alpha
+    return p < top * (1.0 - alpha)
 
 
 def _largest(distribution: Any, name: str) -> float:
