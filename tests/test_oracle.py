@@ -518,7 +518,7 @@ def test_catches_a_division_that_lets_kseq_take_more_than_there_is(monkeypatch):
 
 def test_catches_a_traversal_that_forgets_what_failed_below(monkeypatch):
     some = pairs(20, kinds=("full support",))
-    monkeypatch.setattr(trees, "block_keep_probability", lambda target, draft, reach: reach)
+    monkeypatch.setattr(trees, "keep_probability", lambda mass, reach: reach)
     assert worst("traversal", some, tree=[-1, 0]) > CAUGHT
     assert worst("traversal", some, tree=FAN3) <= LOSSLESS  # below the context alone it would not show
 

@@ -90,7 +90,6 @@ cdef dict DEFERRALS = {"tokenv1": BY_DRAFT, "tokenv2": BY_TARGET, "tokenv3": BY_
 
 
 cdef object open_side(object rows, str name, Side *side, bint logits, list kept):
-    """How the rows of one side are reached; nothing of their content is looked at."""
     cdef cnp.ndarray array
     side.kept = <PyObject *>kept
     if not logits and hasattr(rows, "vocab_size") and hasattr(rows, "to_distribution"):

@@ -1,9 +1,9 @@
 """Blocks, batches of blocks and trees: drafted tokens verified in one call, and the acceptance rules.
 
-The functions of :mod:`mtplx.reference`, same names, errors and draws. Blocks run on the compiled core: one
-crossing a block, one release of the GIL a range of sequences, and from logits nothing that is not needed.
-Trees, and generators that draw through methods of their own, run by the reference's decisions, from logits
-on rows of the compiled core.
+The functions of :mod:`mtplx.reference`, same names, errors and draws. Blocks and trees run on the compiled
+core: one crossing a block, one release of the GIL a range of sequences, and from logits nothing that is not
+needed. Generators that draw through methods of their own are served by the reference's decisions, from
+logits on rows of the compiled core.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from mtplx._csampling import trees as core_trees
 from mtplx._csampling import verification as core
 from mtplx.decisions import (
     BatchDecision,
@@ -22,11 +23,13 @@ from mtplx.decisions import (
     Rule,
     TokenTree,
     TreeDecision,
+    TreeRule,
     Typical,
     as_rule,
+    as_tree_rule,
 )
 from mtplx.distributions import Distribution, SamplerConfig, errors_at
-from mtplx.reference import blocks, rows, verify_tree
+from mtplx.reference import blocks, rows, trees
 from mtplx.reference.one_row import as_array, as_top_k
 from mtplx.reference.streams import GeneratorStream, KeyedStream
 from mtplx.sampling import (
@@ -434,3 +437,116 @@ def _plain_stream(stream: Any) -> Any:
     if isinstance(stream, KeyedStream):
         return stream.seed, stream.position
     return stream.rng if type(stream.rng) is np.random.Generator else None
+
+
+def verify_tree(
+    target: Any,
+    draft: Any,
+    tree: TokenTree,
+    rng: Any = None,
+    *,
+    rule: TreeRule = "recursive",
+    replacement: bool = True,
+    check_draft: bool = False,
+    seed: int | None = None,
+    position: int | None = None,
+) -> TreeDecision:
+    """Keep a path of drafted tokens from the context downwards and draw the token that follows it.
+
+    Parameters
+    ----------
+    target : array_like of float, shape (n + 1, V), BatchedSparseDistributions, or sequence of n + 1
+        The target's rows: row 0 after the context, row i + 1 after node i. Entries of a sequence may be
+        dense or sparse, mixed freely.
+    draft : like `target`
+        The rows that the children were drawn from: those of the context from row 0, those of node i
+        from row i + 1. Rows of nodes without children are not looked at.
+    tree : TokenTree
+        n drafted tokens; none: one draw from row 0.
+    rng : numpy.random.Generator, or any object with ``random()`` and ``choice(ids, p=...)``, optional
+        As in `verify_one_token`.
+    rule : {"recursive", "kseq", "traversal"}
+        See `mtplx.reference.trees`.
+    replacement : bool
+        How siblings were drawn: independently from one row, or without replacement, each from what the
+        ones before it left of the row. The wrong answer gives a wrong law.
+    check_draft : bool
+        Whether a tested draft with ``q(x) = 0 < p(x)`` is an error. It is accepted otherwise, though it
+        cannot have been drawn from q.
+    seed, position : int, optional
+        Instead of `rng`: a keyed stream, as in `verify_batch`. The coin of node i is lane 2**33 + i, the
+        correction lane 2**32, the bonus token lane 2**32 + 1.
+
+    Returns
+    -------
+    TreeDecision
+
+    Raises
+    ------
+    ValueError
+        Another number of rows; an unknown rule; ``"kseq"`` without replacement; `seed` without
+        `position`, or beside `rng`; `check_draft`.
+    IndexError
+        A token outside [0, V).
+    TypeError
+        `tree` is no `TokenTree`; `rng` has not the two methods.
+    ValueError, TypeError
+        As in `verify_one_token` and `sample_from_distribution`, for rows that are reached, before the
+        draw that needs them. The message names the row. All other errors come before the first draw.
+
+    Notes
+    -----
+    Draws: one number a tested node, in the order of the tests, then one for the last token. ``"recursive"``
+    and ``"kseq"`` test the children of the context in index order up to the first that is accepted, then
+    its children, and so on. ``"traversal"`` tests the node at the end of the path of first children, then
+    follows the next sibling of a node that failed down its own first children, and tests a parent after
+    its last child; the context is not tested.
+
+    A draft row that children without replacement have used up (more siblings than tokens with positive
+    probability) counts as 0 everywhere: such a child cannot have been drawn, and is accepted by
+    definition if its p(x) is positive.
+
+    References
+    ----------
+    ``"recursive"``: X. Miao et al., "SpecInfer" (arXiv:2305.09781). ``"kseq"``: Z. Sun et al., "SpecTr"
+    (arXiv:2310.15141). ``"traversal"``: Y. Weng et al., "Traversal verification" (arXiv:2505.12398).
+
+    Examples
+    --------
+    Of the two candidates for the next token, the target holds the second for impossible and the first
+    for certain; after it, there is one draft, which cannot be:
+
+    >>> tree = TokenTree([1, 0, 0], [-1, -1, 0])
+    >>> target = [[0.0, 1.0], [0.0, 1.0], [1.0, 0.0], [1.0, 0.0]]
+    >>> draft = [[0.5, 0.5]] * 4
+    >>> verify_tree(target, draft, tree)
+    TreeDecision(tokens=array([1, 1]), path=array([0]), accepted=1, bonus=False)
+    """
+    chosen = as_tree_rule(rule, replacement)
+    if not _compiled(rng):
+        return trees.verify_tree(
+            target,
+            draft,
+            tree,
+            rng,
+            rule=chosen,
+            replacement=replacement,
+            check_draft=check_draft,
+            seed=seed,
+            position=position,
+        )
+    if not isinstance(tree, TokenTree):
+        raise TypeError(f"tree must be a TokenTree, not {type(tree).__name__}")
+    opened = core_trees.open_tree(
+        target, draft, tree.tokens, tree.parents, chosen, bool(replacement), check_draft
+    )
+    if isinstance(opened, tuple):
+        _raise(*opened)
+    if seed is None and position is None:
+        rng = rng or np.random.default_rng()
+    else:
+        seed, position = trees.as_key(rng, seed, position)
+    answer = core_trees.verify_tree(opened, rng, seed, position)
+    if len(answer) == 2:
+        _raise(*answer)
+    return TreeDecision.adopt(*answer)

@@ -258,6 +258,17 @@ def block_keep_probability(target_p: Any, draft_q: Any, prefix: float) -> float:
     (_, differences), positive = positive_differences(target_p, draft_q, prefix)
     with np.errstate(over="ignore"):
         mass = float(np.cumsum(differences)[-1]) if positive else 0.0
+    return keep_probability(mass, prefix)
+
+
+def keep_probability(mass: float, prefix: float) -> float:
+    """``R/(R + 1 - P)`` of the mass R that is left over behind a prefix; at most P.
+
+    Examples
+    --------
+    >>> keep_probability(0.25, 0.5), keep_probability(0.0, 1.0)
+    (0.3333333333333333, 1.0)
+    """
     if mass + (1.0 - prefix) == 0.0 or mass == np.inf:
         return prefix
     return min(prefix, mass / (mass + (1.0 - prefix)))

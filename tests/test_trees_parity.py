@@ -1,0 +1,294 @@
+"""`verify_tree` on the core decides, draws and refuses as the reference does, on every instruction set."""
+
+import numpy as np
+import pytest
+from support.blocks import as_batch, as_sparse, random_rows
+from support.generators import LAST, around, plain_state, scripted
+
+from mtplx import reference, verification
+from mtplx.decisions import TokenTree
+from mtplx.distributions import SparseDistribution
+from mtplx.reference import trees
+
+CASES = [
+    ("recursive", True),
+    ("recursive", False),
+    ("kseq", True),
+    ("traversal", True),
+    ("traversal", False),
+]
+
+
+def answer(face, target, draft, tree, rng, **options):
+    """What a face emits or refuses, and the state that it leaves its generator in."""
+    try:
+        decision = face.verify_tree(target, draft, tree, rng, **options)
+    except (ValueError, IndexError, TypeError) as error:
+        return type(error), str(error), rng and plain_state(rng)
+    return (
+        decision.tokens.tolist(),
+        decision.path.tolist(),
+        decision.accepted,
+        decision.bonus,
+        rng and plain_state(rng),
+    )
+
+
+def random_tree(rng, V, n):
+    """Rows of one tree of n nodes, its tokens drawn from their rows, mostly."""
+    parents = [int(rng.integers(-1, min(i, 1 + 2 * i // 3))) if i else -1 for i in range(n)]
+    target, draft = random_rows(rng, V, n + 1), random_rows(rng, V, n + 1)
+    alike = rng.random()
+    if alike < 0.3:
+        draft = target.copy() if alike < 0.1 else 0.9 * target + 0.1 * draft
+    tokens = []
+    for parent in parents:
+        row = draft[parent + 1].copy()
+        if rng.random() < 0.5:
+            row[[tokens[i] for i in range(len(tokens)) if parents[i] == parent]] = 0.0
+        drawn = row.sum() > 0.0 and rng.random() < 0.9
+        tokens.append(int(rng.choice(V, p=row / row.sum()) if drawn else rng.integers(V)))
+    return TokenTree(tokens, parents), target, draft
+
+
+def in_some_form(rows, rng):
+    form = rng.integers(7)
+    if form == 0:
+        return rows.astype(rng.choice(["<f4", "<f2"])) if rows.max() < 1000.0 else rows
+    if form == 1:
+        return [row.tolist() for row in rows]
+    if form == 2:
+        return [as_sparse(row, rng) for row in rows]
+    if form == 3:
+        return as_batch([as_sparse(row, rng) for row in rows])
+    if form == 4:
+        return [as_sparse(row, rng) if rng.random() < 0.5 else row for row in rows]
+    return rows
+
+
+def both(target, draft, tree, seed, **options):
+    expected = answer(reference, target, draft, tree, np.random.default_rng(seed), **options)
+    told = answer(verification, target, draft, tree, np.random.default_rng(seed), **options)
+    assert told == expected, (seed, options)
+    return told
+
+
+@pytest.mark.parametrize(("rule", "replacement"), CASES)
+def test_random_trees(isa, rule, replacement):
+    outcomes = set()
+    for seed in range(600):
+        rng = np.random.default_rng([40, seed])
+        V = int(rng.integers(1, 9)) if seed % 4 else int(rng.integers(200, 1200))
+        tree, target, draft = random_tree(rng, V, int(rng.integers(0, 12)))
+        if seed % 3:
+            target, draft = in_some_form(target, rng), in_some_form(draft, rng)
+        found = both(
+            target, draft, tree, seed, rule=rule, replacement=replacement, check_draft=seed % 10 == 0
+        )
+        outcomes.add((found[2:4], len(tree)) if len(found) == 5 else found[0])
+    assert len(outcomes) > 20
+    assert ValueError in outcomes
+
+
+@pytest.mark.parametrize(("rule", "replacement"), CASES)
+def test_wide_trees_of_long_rows(isa, rule, replacement):
+    """Many siblings, so that every threshold hangs on all sums before it, over several blocks of sums."""
+    depths = set()
+    for seed in range(60):
+        rng = np.random.default_rng([41, seed])
+        V = int(rng.choice([256, 257, 511, 1000, 5000]))
+        n = 12
+        parents = [-1] * 8 + [7, 7, 7, 0]
+        p, q = rng.dirichlet(np.full(V, 0.05), 2)
+        target, draft = np.tile(p, (n + 1, 1)), np.tile(q, (n + 1, 1))
+        tokens = rng.choice(V, n, p=q, replace=replacement or bool(seed % 2))
+        for _ in range(3):
+            found = both(
+                target,
+                draft,
+                TokenTree(tokens, parents),
+                int(rng.integers(2**32)),
+                rule=rule,
+                replacement=replacement,
+            )
+            depths.add(found[1][0] if found[1] else -1)
+    assert len(depths) > 4
+
+
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
+@pytest.mark.parametrize("rule", ["recursive", "traversal", "kseq"])
+@pytest.mark.parametrize("V", [3, 20, 256, 257, 1000])
+def test_coins_next_to_the_threshold_of_every_sibling(isa, rule, V, sparse):
+    """The threshold of sibling j to the last bit: the uniforms around it decide alike."""
+    forced = 0
+    for seed in range(12):
+        rng = np.random.default_rng([42, seed, V])
+        p, q = rng.dirichlet(np.full(V, 0.5), 2)
+        tokens = rng.choice(V, 3, p=q)
+        tree = TokenTree(tokens, [-1, -1, -1])
+        rows = [as_sparse(row) if sparse else row for row in (p, q)]
+        node = (
+            trees.TraversalNode(*rows, True) if rule == "traversal" else trees.open_node(rule, *rows, 3, True)
+        )
+        for before in range(3):
+            threshold = node.child_probability(int(tokens[before]))
+            if threshold < 1.0:
+                for u in around(threshold):
+                    uniforms = [*[LAST] * before, u, 0.3, 0.6]
+                    told = [
+                        face.verify_tree(
+                            [rows[0]] * 4, [rows[1]] * 4, tree, scripted(*uniforms[:4]), rule=rule
+                        )
+                        for face in (reference, verification)
+                    ]
+                    assert told[0] == told[1]
+                    assert (told[1].path.tolist() == [before]) == (threshold > 0.0 and u <= threshold)
+                    forced += 1
+            else:
+                break
+            node = node.rejected(int(tokens[before]))
+    assert forced > 20 or V == 3
+
+
+@pytest.mark.parametrize(("rule", "replacement"), CASES)
+def test_draws_next_to_the_steps_of_what_is_left(isa, rule, replacement):
+    """The last token from what two rejections left, at uniforms around every step of its sums."""
+    for seed in range(20):
+        rng = np.random.default_rng([43, seed])
+        V = [5, 300, 1100][seed % 3]
+        p, q = rng.dirichlet(np.full(V, 0.5), 2)
+        tokens = [int(np.argmax(q - p))] * 2 if replacement else np.argsort(p - q)[:2].tolist()
+        node = (
+            trees.TraversalNode(p, q, replacement)
+            if rule == "traversal"
+            else trees.open_node(rule, p, q, 2, replacement)
+        )
+        for token in tokens:
+            node = node.rejected(token)
+        sums = np.cumsum(node.weights()[1])
+        for place in rng.choice(V, 5):
+            for u in around(sums[place] / sums[-1]):
+                told = [
+                    face.verify_tree(
+                        [p] * 3,
+                        [q] * 3,
+                        TokenTree(tokens, [-1, -1]),
+                        scripted(LAST, LAST, u),
+                        rule=rule,
+                        replacement=replacement,
+                    )
+                    for face in (reference, verification)
+                ]
+                assert told[0] == told[1]
+
+
+@pytest.mark.parametrize(("rule", "replacement"), CASES)
+def test_keyed_trees(isa, rule, replacement):
+    for seed in range(100):
+        rng = np.random.default_rng([44, seed])
+        tree, target, draft = random_tree(rng, 5, 8)
+        options = {"rule": rule, "replacement": replacement, "seed": 2**64 - 1 - seed, "position": 3 * seed}
+        expected = answer(reference, target, draft, tree, None, **options)
+        assert answer(verification, target, draft, tree, None, **options) == expected
+
+
+@pytest.mark.parametrize(("rule", "replacement"), CASES)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -0.5, 1e308, 5e-324, 0.0])
+def test_rows_with_bad_and_extreme_entries(isa, rule, replacement, bad):
+    refused = 0
+    for seed in range(80):
+        rng = np.random.default_rng([45, seed])
+        V = int(rng.integers(2, 6)) if seed % 3 else 300
+        tree, target, draft = random_tree(rng, V, 6)
+        for rows in (target, draft):
+            for _ in range(int(rng.integers(0, 3))):
+                where = int(rng.integers(7))
+                if rng.random() < 0.3:
+                    rows[where] = bad
+                else:
+                    rows[where, int(rng.integers(V))] = bad
+        if len(both(target, draft, tree, seed, rule=rule, replacement=replacement)) == 3:
+            refused += 1
+    assert refused > 0 or bad in (1e308, 5e-324, 0.0)
+
+
+@pytest.mark.parametrize(("rule", "replacement"), CASES)
+def test_lengths_and_ids_that_do_not_fit(isa, rule, replacement):
+    refused = 0
+    for seed in range(200):
+        rng = np.random.default_rng([46, seed])
+        tree, target, draft = random_tree(rng, 4, 6)
+        target = [row[: int(rng.choice([3, 4, 4, 4]))] for row in target]
+        draft = [row[: int(rng.choice([3, 4, 4, 4]))] for row in draft]
+        if seed % 2:
+            target = [as_sparse(row, rng) if row.any() and rng.random() < 0.6 else row for row in target]
+            draft = [as_sparse(row, rng) if row.any() and rng.random() < 0.6 else row for row in draft]
+        tree = TokenTree(np.where(rng.random(6) < 0.1, 7, tree.tokens), tree.parents)
+        refused += len(both(target, draft, tree, seed, rule=rule, replacement=replacement)) == 3
+    assert refused > 20
+
+
+def test_more_siblings_than_the_draft_has_tokens(isa):
+    for rule in ("recursive", "traversal"):
+        for seed in range(200):
+            rng = np.random.default_rng([47, seed])
+            p = rng.dirichlet(np.ones(4))
+            q = np.zeros(4)
+            q[rng.choice(4, 2, replace=False)] = rng.dirichlet(np.ones(2))
+            tree = TokenTree(rng.integers(0, 4, 5), [-1] * 5)
+            forms = (p, q), (as_sparse(p), as_sparse(q)), (p, as_sparse(q)), (as_sparse(p), q)
+            for one, other in forms:
+                both([one] * 6, [other] * 6, tree, seed, rule=rule, replacement=False)
+
+
+def test_large_supports(isa):
+    for seed in range(30):
+        rng = np.random.default_rng([48, seed])
+        ids = [rng.choice(5000, 400, replace=False) for _ in range(2)]
+        ids[1][:300] = rng.permutation(ids[0])[:300]
+        ids[1] = np.unique(ids[1]) if seed % 2 else np.array(list(dict.fromkeys(ids[1].tolist())))
+        p, q = (SparseDistribution(i, rng.dirichlet(np.full(len(i), 0.3)), 5000) for i in ids)
+        tokens = rng.choice(q.token_ids, 6, p=q.probs)
+        for rule, replacement in CASES:
+            both([p] * 7, [q] * 7, TokenTree(tokens, [-1] * 6), seed, rule=rule, replacement=replacement)
+
+
+def test_another_order_of_the_sum_would_show(isa, monkeypatch):
+    """What the coins around a threshold are good for: with the plain sequential sum some fall otherwise."""
+
+    def differences():
+        count = 0
+        for seed in range(40):
+            p, q = np.random.default_rng([49, seed]).dirichlet(np.full(5000, 0.5), 2)
+            node = trees.RecursiveNode(p, q, True).rejected(0)
+            second = int(np.argmin(np.abs(node.target / q - 0.6)))
+            for u in around(node.child_probability(second)):
+                arguments = [p] * 3, [q] * 3, TokenTree([int(np.argmax(q - p)), second], [-1, -1])
+                told = [
+                    face.verify_tree(*arguments, scripted(LAST, u, 0.3)) for face in (reference, verification)
+                ]
+                count += told[0] != told[1]
+        return count
+
+    assert differences() == 0
+    monkeypatch.setattr(trees, "mass", lambda weights: float(np.cumsum(weights)[-1]))
+    assert differences() > 5
+
+
+@pytest.mark.parametrize("n", [1, 16, 255, 256, 257, 272, 511, 512, 513, 4096, 5001])
+def test_the_order_of_the_sum(n):
+    """The definition in Python floats: blocks of 256, sixteen lanes folded in halves."""
+    weights = np.random.default_rng(n).dirichlet(np.full(n, 0.1))
+    total = 0.0
+    if n <= 256:
+        for weight in weights.tolist():
+            total += weight
+    for start in range(0, n if n > 256 else 0, 256):
+        lanes = [0.0] * 16
+        for i, weight in enumerate(weights[start : start + 256].tolist()):
+            lanes[i % 16] += weight
+        while len(lanes) > 1:
+            half = len(lanes) // 2
+            lanes = [lanes[i] + lanes[i + half] for i in range(half)]
+        total += lanes[0]
+    assert trees.mass(weights) == total
