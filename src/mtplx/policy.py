@@ -143,9 +143,10 @@ def _points(curve: Iterable[Sequence[float]] | None) -> list[tuple[float, float]
 class AdaptiveDraftTemperature:
     """Raises the draft temperature while first drafts are accepted, and lowers it when they are not.
 
-    A drafter's rows are usually flatter than the target's where it errs, so that sharper drafts are
-    accepted more often; where nearly all of them are accepted, drafts nearer to the target's own
-    temperature cost little. The controller climbs and descends in steps, with hysteresis:
+    A lower temperature leaves the drafter its likeliest tokens, which the target accepts most readily; where
+    nearly all drafts are accepted, a higher one can come nearer to the target's own spread. Neither is a
+    law: which temperature is best for a pair of models, ``mtplx sweep`` measures. The controller climbs and
+    descends in steps, with hysteresis:
 
     - The *average* is that of "the first draft of the block was accepted". The first `seed_rounds` blocks
       give its plain mean, and nothing changes before; then every block weighs `weight`. Blocks without
