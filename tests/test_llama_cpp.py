@@ -245,6 +245,28 @@ def test_files_that_cannot_be_loaded(tmp_path: Path) -> None:
         LlamaCppModel.load(tmp_path / "text.gguf")
 
 
+def test_a_context_is_no_longer_than_the_model_was_trained_for(files: Callable[..., Path]) -> None:
+    # llama.cpp rounds lengths up to a multiple of 256.
+    path = files("llama", context=768)
+    assert load(path, context=5000).context == load(path, context=0).context == 768
+    assert load(path, context=500).context == 512
+
+
+def test_chat_templates_that_fail(
+    files: Callable[..., Path], mtplx: Callable[..., tuple[int, str, str]]
+) -> None:
+    refuses = files("llama", template="{{ raise_exception('no user here') }}")
+    with pytest.raises(ValueError, match=r"chat template of .* failed: no user here"):
+        load(refuses).encode_chat("the end")
+    broken = files("llama", template="{% if %}")
+    with pytest.raises(ValueError, match=r"cannot load .*: Expected an expression"):
+        load(broken)
+    for path in (refuses, broken):
+        status, out, err = mtplx(*command("--model", str(path)))
+        assert (status, out) == (2, "")
+        assert "Traceback" not in err
+
+
 # --- texts
 
 

@@ -374,6 +374,7 @@ def test_an_interrupt_shows_what_was_done(
         (["--depths", "2,1,2"], "--depths has a number twice: '2,1,2'"),
         (["--draft-temperatures", "0.5,nan"], "--draft-temperatures must be finite numbers"),
         (["--texts", "0"], "--texts"),
+        (["--texts", "1", "--prompt", "the"], "an interval needs two texts at least"),
         (["--max-tokens", "0"], "--max-tokens"),
         (["--cost-ratio", "-1"], "--cost-ratio"),
         (["--cost-ratio", "nan"], "--cost-ratio"),

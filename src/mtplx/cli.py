@@ -448,6 +448,8 @@ def sweep(
             seed=seed,
             backend=backend.value,
         )
+        if len(plan.seeds()) < 2:
+            raise CommandError("an interval needs two texts at least: see --texts and --prompt")
         run = sweep.Run(setup, plan, given_cost_ratio=cost_ratio, state=state)
         interrupted = False
         try:

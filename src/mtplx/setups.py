@@ -75,12 +75,14 @@ class Setup:
         Raises
         ------
         SetupError
-            `prompt` is empty, is no UTF-8 text, or is too long.
+            `prompt` is empty, is no UTF-8 text, is refused by the chat template, or is too long.
         """
         try:
             tokens = self.encode(prompt) if prompt else []
         except UnicodeEncodeError as error:
             raise SetupError(f"the prompt is not UTF-8 text: {error}") from error
+        except ValueError as error:
+            raise SetupError(str(error)) from error
         if not tokens:
             raise SetupError("the prompt is empty")
         if self.context is not None and len(tokens) + max_tokens > self.context:

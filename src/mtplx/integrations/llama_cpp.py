@@ -31,7 +31,7 @@ import ctypes
 import operator
 import os
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from importlib import import_module
 from importlib.util import find_spec
@@ -126,7 +126,8 @@ class LlamaCppModel:
         path : path
             The file.
         context : int, default 4096
-            Length of the longest text in tokens, prompt included; 0: what the model was trained for.
+            Length of the longest text in tokens, prompt included. Never more than the model was trained for;
+            0 is that.
         **options
             Handed to `llama_cpp.Llama`.
 
@@ -135,7 +136,20 @@ class LlamaCppModel:
         ValueError
             The file does not exist or cannot be loaded.
         """
-        return cls(_package.Llama(os.fspath(path), n_ctx=context, **{"verbose": False, **options}))
+
+        def llama(length: int) -> Any:
+            return _package.Llama(os.fspath(path), n_ctx=length, **{"verbose": False, **options})
+
+        try:
+            loaded = llama(context)
+            trained: int = _package.llama_model_n_ctx_train(loaded.model)
+            if context > trained:
+                loaded.close()
+                loaded = llama(trained)
+        except Exception as error:
+            # A chat template that is none raises an exception of the template engine, for one.
+            raise ValueError(f"cannot load {os.fspath(path)}: {error}") from error
+        return cls(loaded)
 
     @property
     def vocab_size(self) -> int:
@@ -290,7 +304,8 @@ class LlamaCppModel:
         Raises
         ------
         ValueError
-            The file has no template, or `message` holds a lone surrogate (UnicodeEncodeError).
+            The file has no template, the template refuses the conversation, or `message` holds a lone
+            surrogate (UnicodeEncodeError).
         """
         if not self.has_chat_template:
             raise ValueError(f"{self.llama.model_path} has no chat template")
@@ -304,7 +319,10 @@ class LlamaCppModel:
         formatter = import_module("llama_cpp.llama_chat_format").Jinja2ChatFormatter(
             self._metadata["tokenizer.chat_template"], eos_token=end, bos_token=begin
         )
-        written = formatter(messages=messages)
+        try:
+            written = formatter(messages=messages)
+        except Exception as error:
+            raise ValueError(f"the chat template of {self.llama.model_path} failed: {error}") from error
         tokens: list[int] = self.llama.tokenize(
             written.prompt.encode(), add_bos=not written.added_special, special=True
         )
@@ -328,7 +346,7 @@ class LlamaCppModel:
                 return buffer.raw[:length]
             size = -length
 
-    def decode(self, tokens: Sequence[int]) -> str:
+    def decode(self, tokens: Iterable[int]) -> str:
         """Give the text of `tokens`; bytes that are not UTF-8 become U+FFFD."""
         return b"".join(map(self.token_bytes, tokens)).decode(errors="replace")
 
