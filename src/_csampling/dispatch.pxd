@@ -7,6 +7,7 @@ cdef extern from "kernels.h" nogil:
         BLOCK
         SIDE_BY_SIDE
         HIT_GROUP
+        TABLES
         SCALE_NONE
         SCALE_RECIPROCAL
         SCALE_DIVIDE
@@ -77,7 +78,8 @@ cdef extern from "kernels.h" nogil:
         size_t (*between)(const double *values, size_t n, double low, double high,
                           double *inside) noexcept nogil
         void (*histogram)(const double *values, size_t n, uint64_t low, uint64_t high, int shift,
-                          bucket *even, bucket *odd) noexcept nogil
+                          bucket *tables, size_t buckets) noexcept nogil
+        size_t (*past_equal)(const double *p, size_t n, double value, size_t wanted) noexcept nogil
         void (*sum_at_least)(const double *values, size_t n, double threshold, running *total) noexcept nogil
         void (*keep)(const double *p, size_t n, double threshold, double divisor, const uint8_t *hits,
                      double *out) noexcept nogil

@@ -36,6 +36,7 @@ from mtplx._csampling.dispatch cimport (
     SCALE_NONE,
     SCALE_RECIPROCAL,
     SIDE_BY_SIDE,
+    TABLES,
     bucket,
     count_fallback,
     running,
@@ -211,9 +212,9 @@ cdef selection_status best_probabilities(const Row *row, Py_ssize_t k, Candidate
     cdef double buffer[CHUNK]
     cdef const double *piece
     cdef Py_ssize_t blocks = (row.n + CHUNK - 1) // CHUNK * SIDE_BY_SIDE
-    cdef Py_ssize_t start = 0, length, j
+    cdef Py_ssize_t start = 0, length
     cdef bint bad = False
-    cdef double largest = 0.0
+    cdef double largest
     cdef selection_status status = SELECTED
     cdef double *maxima = open_candidates(k, blocks, best)
     if maxima is NULL:
@@ -222,9 +223,7 @@ cdef selection_status best_probabilities(const Row *row, Py_ssize_t k, Candidate
         length = probs_piece(row, start, row.n, buffer, &piece)
         bad |= table.block_maxima_checked(piece, length, maxima + start // CHUNK * SIDE_BY_SIDE)
         start += length
-    for j in range(blocks):
-        if maxima[j] > largest:
-            largest = maxima[j]
+    largest = table.max_f64(maxima, blocks)
     if bad or largest == INFINITY:
         status = BAD_PROBABILITY
     elif largest == 0.0:
@@ -395,7 +394,7 @@ cdef selection_status block_pass(const Row *row, double temperature, bint with_s
     cdef double buffer[CHUNK]
     cdef const void *piece
     cdef bint single, nan = False
-    cdef Py_ssize_t start = 0, length, j
+    cdef Py_ssize_t start = 0, length
     cdef double per_unit = LOG2_E / temperature
     cdef double *to = maxima
     run.top = -INFINITY
@@ -413,9 +412,7 @@ cdef selection_status block_pass(const Row *row, double temperature, bint with_s
         to += (length + CHUNK - 1) // CHUNK * SIDE_BY_SIDE
         start += length
     if not with_sum:
-        for j in range(to - maxima):
-            if maxima[j] > run.top:
-                run.top = maxima[j]
+        run.top = table.max_f64(maxima, to - maxima)
     if with_sum and not (ROUGH_LOW < temperature < ROUGH_HIGH
                          and fabs(run.top - <float>run.top) * per_unit < 64.0):
         # Not a sum that float32 terms can give: whoever compares with it is in doubt.
@@ -560,7 +557,7 @@ cdef enum:
     SAMPLE = 2048          # elements that the first bound is estimated from
     SAMPLE_BUCKETS = 1024  # 8 an octave, from 2^-112 to 2^16
     SAMPLE_FIRST = (1023 - 112) * 8
-    BUCKETS = 2048         # of one histogram, at most
+    BUCKETS = 1024         # of one histogram, at most
     HANDFUL = 128          # values that are sorted rather than refined further
     FEW_HITS = 64          # where one element in so many can be kept, the rest is not read again
 
@@ -694,7 +691,8 @@ cdef selection_status cut_above(const double *p, Py_ssize_t n, double top_p, Py_
     cut.count = search.count
     search.top_p = top_p
     search.k = k if k else PY_SSIZE_T_MAX
-    # A rounding for each addition: of one value to its bucket, of a bucket, and in the reference's sum.
+    # A rounding for each addition: of one value to its bucket, of the tables, of a bucket (at most seven
+    # rounds of BUCKETS, each leaving ten bits fewer), and in the reference's sum.
     search.tolerance = (2.0 * search.count + 8.0 * BUCKETS + 8.0) * UNIT * min(top_p, 1.0)
     search.low = bits_of(smallest)
     search.high = bits_of(largest) + 1
@@ -705,7 +703,7 @@ cdef selection_status cut_above(const double *p, Py_ssize_t n, double top_p, Py_
     search.above_count = 0
     result = CROSSED
     if search.inside > HANDFUL:
-        tables = <bucket *>malloc(2 * BUCKETS * sizeof(bucket))
+        tables = <bucket *>malloc(TABLES * BUCKETS * sizeof(bucket))
         if tables is NULL:
             return NO_MEMORY
         while search.inside > HANDFUL and search.high - search.low > 1 and result == CROSSED:
@@ -772,20 +770,21 @@ cdef walk_result refine(Search *search, bucket *tables) noexcept nogil:
     # About a value to a bucket: clearing and walking the buckets is not to take longer than filling them.
     cdef uint64_t most = min(max(search.found_count, <Py_ssize_t>HANDFUL), <Py_ssize_t>BUCKETS)
     cdef uint64_t first
-    cdef bucket *odd
-    cdef double mass
-    cdef Py_ssize_t count
+    cdef double mass, counted
+    cdef Py_ssize_t count, each
     while ((search.high - 1) >> shift) - (search.low >> shift) >= most:
         shift += 1
     first = search.low >> shift
     buckets = <Py_ssize_t>(((search.high - 1) >> shift) - first) + 1
-    odd = tables + buckets
-    memset(tables, 0, 2 * buckets * sizeof(bucket))
-    table.histogram(search.found, search.found_count, search.low, search.high, shift, tables, odd)
+    memset(tables, 0, TABLES * buckets * sizeof(bucket))
+    table.histogram(search.found, search.found_count, search.low, search.high, shift, tables, buckets)
     b = buckets - 1
     while b >= 0:
-        mass = tables[b].mass + odd[b].mass
-        count = <Py_ssize_t>(tables[b].count + odd[b].count)
+        mass = counted = 0.0
+        for each in range(TABLES):
+            mass += tables[each * buckets + b].mass
+            counted += tables[each * buckets + b].count
+        count = <Py_ssize_t>counted
         if (search.above + mass >= search.top_p - search.tolerance and search.top_p < 1.0
                 or count >= search.k - search.above_count):
             search.low = max(search.low, (first + b) << shift)
@@ -905,9 +904,7 @@ cdef void keep_into(const double *p, Py_ssize_t n, const Cut *cut, const uint8_t
         table.keep(p, n, cut.threshold, cut.total, hits if cut.count < n // FEW_HITS else NULL, out)
         return
     # The level that the cut divides: its first entries by id stay.
-    while seen < cut.level_kept:
-        seen += p[i] == cut.threshold
-        i += 1
+    i = table.past_equal(p, n, cut.threshold, cut.level_kept)
     table.keep(p, i, cut.threshold, cut.total, NULL, out)
     table.keep(p + i, n - i, nextafter(cut.threshold, INFINITY), cut.total, NULL, out + i)
 

@@ -22,7 +22,8 @@ enum {
     CHUNK = 512,    /* a row is handed over whole, or in pieces of this many elements */
     BLOCK = 256,    /* elements a partial sum of probabilities covers */
     SIDE_BY_SIDE = 8, /* maxima per CHUNK: number j covers the elements i with i % 8 == j */
-    HIT_GROUP = 16    /* elements that one of the hits of `split` speaks of */
+    HIT_GROUP = 16,   /* elements that one of the hits of `split` speaks of */
+    TABLES = 4        /* that a histogram is spread over */
 };
 
 /* A sum over LANES lanes and what rounding took from each: the value is all of them together. */
@@ -117,10 +118,12 @@ typedef struct kernels {
     void (*range)(const double *values, size_t n, double *low, double *high);
     /* The elements within [low, high), packed in order into inside, which has room for them and 8 more. */
     size_t (*between)(const double *values, size_t n, double low, double high, double *inside);
-    /* Adds element v to bucket (bits of v >> shift) - first of one of the two tables, for bits within
-     * [low, high); others are passed over. */
-    void (*histogram)(const double *values, size_t n, uint64_t low, uint64_t high, int shift, bucket *even,
-                      bucket *odd);
+    /* Adds element v to bucket (bits of v >> shift) - (low >> shift) of one of TABLES tables, which lie one
+     * behind the other, for bits within [low, high); others are passed over. */
+    void (*histogram)(const double *values, size_t n, uint64_t low, uint64_t high, int shift, bucket *tables,
+                      size_t buckets);
+    /* The place behind the first `wanted` elements that equal value; n if there are fewer. */
+    size_t (*past_equal)(const double *p, size_t n, double value, size_t wanted);
     /* Sum of the elements >= threshold, added to *total. */
     void (*sum_at_least)(const double *values, size_t n, double threshold, running *total);
     /* out = p >= threshold ? p / divisor : 0; in place allowed. Where hits (of `split`, or NULL) are 0 nothing

@@ -1047,30 +1047,43 @@ INLINE uint64_t bits_of(double x)
     return bits;
 }
 
-static void histogram(const double *values, size_t n, uint64_t low, uint64_t high, int shift, bucket *even, bucket *odd)
+static void histogram(const double *values, size_t n, uint64_t low, uint64_t high, int shift, bucket *tables,
+                      size_t buckets)
 {
-    /* Two tables in turn, so that neighbours in one bucket do not wait for each other's store; mass and count
+    /* Four tables in turn, so that neighbours in one bucket do not wait for each other's store; mass and count
      * in one addition. */
     typedef double pair __attribute__((vector_size(sizeof(bucket))));
     const uint64_t first = low >> shift, span = high - low;
-    size_t i = 0;
-#define TALLY(value, table)                                    \
-    do {                                                       \
-        const uint64_t bits = bits_of(value);                  \
-        if (bits - low < span) {                               \
-            bucket *const to = (table) + ((bits >> shift) - first); \
-            pair sum;                                          \
-            memcpy(&sum, to, sizeof sum);                      \
-            sum += (pair){(value), 1.0};                       \
-            memcpy(to, &sum, sizeof sum);                      \
-        }                                                      \
-    } while (0)
-    for (; i + 2 <= n; i += 2) {
-        TALLY(values[i], even);
-        TALLY(values[i + 1], odd);
+    for (size_t i = 0; i < n; i += TABLES) {
+        const size_t end = n - i < TABLES ? n - i : TABLES;
+        UNROLLED for (size_t j = 0; j < TABLES; ++j) {
+            if (j >= end)
+                return;
+            const uint64_t bits = bits_of(values[i + j]);
+            if (bits - low < span) {
+                bucket *const to = tables + j * buckets + ((bits >> shift) - first);
+                pair sum;
+                memcpy(&sum, to, sizeof sum);
+                sum += (pair){values[i + j], 1.0};
+                memcpy(to, &sum, sizeof sum);
+            }
+        }
     }
-    if (i < n)
-        TALLY(values[i], even);
+}
+
+static size_t past_equal(const double *p, size_t n, double value, size_t wanted)
+{
+    size_t i = 0;
+    for (; i + SIXTEEN <= n; i += SIXTEEN) {
+        size_t equal = 0;
+        IN_GROUP equal += (size_t)__builtin_popcount(bits_f64(load_f64(p + i + j * F64_LANES) == all_f64(value)));
+        if (equal >= wanted)
+            break;
+        wanted -= equal;
+    }
+    for (; wanted && i < n; ++i)
+        wanted -= p[i] == value;
+    return i;
 }
 
 extern const kernels CAT(kernels_, ISA);
@@ -1110,6 +1123,7 @@ const kernels CAT(kernels_, ISA) = {
     .range = range,
     .between = between,
     .histogram = histogram,
+    .past_equal = past_equal,
     .sum_at_least = sum_at_least,
     .keep = keep,
     .overlap = overlap,
