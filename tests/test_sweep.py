@@ -203,6 +203,20 @@ def test_an_interrupted_sweep_goes_on_where_it_was(
     assert third.estimates() == whole.estimates()
 
 
+def test_a_terminal_sees_the_progress(setup: Setup) -> None:
+    import io
+
+    from rich.console import Console
+
+    shown = io.StringIO()
+    sweep.measure(sweep.Run(setup, PLAN), Console(file=shown, force_terminal=True, width=100))
+    for text in ("cost of a draft", "draft temperature 0.8, depth 3", "4/4"):
+        assert text in shown.getvalue()
+    piped = io.StringIO()
+    sweep.measure(sweep.Run(setup, PLAN, given_cost_ratio=0.1), Console(file=piped))
+    assert piped.getvalue() == ""
+
+
 def test_a_measured_cost_ratio_is_kept(setup: Setup, tmp_path: Path) -> None:
     from rich.console import Console
 
