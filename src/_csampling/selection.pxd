@@ -1,4 +1,4 @@
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint64_t
 
 from mtplx._csampling.arrays cimport Row
 from mtplx._csampling.dispatch cimport scaling, streamed
@@ -24,6 +24,33 @@ cdef struct Candidate:
 cdef struct Candidates:
     Candidate *items
     Py_ssize_t count
+
+# Where a truncation cuts a row of probabilities: all above the threshold stay, and the first
+# `level_kept` of the `level_count` that equal it.
+cdef struct Cut:
+    double threshold
+    Py_ssize_t level_count
+    Py_ssize_t level_kept
+    Py_ssize_t count  # elements that were searched: all that may be kept, and some
+    double scale      # 1, or what keeps the sum from overflowing
+    double total      # sum of what is kept, scaled
+# Elements that the first bound of a cut is estimated from: every n // SAMPLE of them, from half of that
+# on, where there are enough.
+cdef enum:
+    SAMPLE = 2048
+    SAMPLED_FROM = 8192
+    SAMPLE_ROOM = 2564
+
+cdef double bound_of_sample(const double *sampled, Py_ssize_t taken, Py_ssize_t n, double top_p,
+                            Py_ssize_t k) noexcept nogil
+
+# The cut through the probabilities >= bound, TOO_MANY if it may lie below; `values` has room for n.
+cdef selection_status cut_above(const double *p, Py_ssize_t n, double top_p, Py_ssize_t k, double bound,
+                                double *values, uint8_t *hits, Cut *cut) noexcept nogil
+
+# out = the kept entries divided by their sum; in place allowed.
+cdef void keep_into(const double *p, Py_ssize_t n, const Cut *cut, const uint8_t *hits,
+                    double *out) noexcept nogil
 
 cdef void sort_candidates(Candidate *items, Py_ssize_t count) noexcept nogil
 

@@ -554,7 +554,6 @@ cdef bint uncertain_cut(const Candidates *best, Py_ssize_t kept) noexcept nogil:
 
 
 cdef enum:
-    SAMPLE = 2048          # elements that the first bound is estimated from
     SAMPLE_BUCKETS = 1024  # 8 an octave, from 2^-112 to 2^16
     SAMPLE_FIRST = (1023 - 112) * 8
     BUCKETS = 1024         # of one histogram, at most
@@ -575,16 +574,6 @@ cdef struct Search:
     Py_ssize_t inside      # values in [low, high)
     double above           # mass of the values >= high
     Py_ssize_t above_count
-
-# Where a truncation cuts a row of probabilities: all above the threshold stay, and the first
-# `level_kept` of the `level_count` that equal it.
-cdef struct Cut:
-    double threshold
-    Py_ssize_t level_count
-    Py_ssize_t level_kept
-    Py_ssize_t count  # elements that were searched: all that may be kept, and some
-    double scale      # 1, or what keeps the sum from overflowing
-    double total      # sum of what is kept, scaled
 
 cdef enum walk_result:
     CROSSED       # the cut is found
@@ -609,24 +598,32 @@ cdef double propose_bound(const double *p, Py_ssize_t n, double top_p, Py_ssize_
 
     Only speed depends on it: cut_row starts again from 0 where too little lies above.
     """
-    cdef double mass[SAMPLE_BUCKETS]
-    cdef Py_ssize_t counts[SAMPLE_BUCKETS]
-    cdef Py_ssize_t stride = n // SAMPLE, i = stride >> 1, taken = 0, b
-    cdef double scale, sampled, below, wanted, total = 0.0
-    if n < 4 * SAMPLE:
+    cdef double sampled[SAMPLE_ROOM]
+    cdef Py_ssize_t stride = n // SAMPLE, i = stride >> 1, taken = 0
+    if n < SAMPLED_FROM:
         return 0.0
-    memset(mass, 0, sizeof(mass))
-    memset(counts, 0, sizeof(counts))
     while i < n:
-        sampled = p[i]
-        if sampled > 0.0:
-            b = <Py_ssize_t>(bits_of(sampled) >> 49) - SAMPLE_FIRST
-            b = min(max(b, 0), SAMPLE_BUCKETS - 1)
-            mass[b] += sampled
-            counts[b] += 1
-            total += sampled
+        sampled[taken] = p[i]
         taken += 1
         i += stride
+    return bound_of_sample(sampled, taken, n, top_p, k)
+
+
+cdef double bound_of_sample(const double *sampled, Py_ssize_t taken, Py_ssize_t n, double top_p,
+                            Py_ssize_t k) noexcept nogil:
+    """The same from the entries of every n // SAMPLE."""
+    cdef double mass[SAMPLE_BUCKETS]
+    cdef Py_ssize_t counts[SAMPLE_BUCKETS]
+    cdef Py_ssize_t i, b
+    cdef double scale, below, wanted
+    memset(mass, 0, sizeof(mass))
+    memset(counts, 0, sizeof(counts))
+    for i in range(taken):
+        if sampled[i] > 0.0:
+            b = <Py_ssize_t>(bits_of(sampled[i]) >> 49) - SAMPLE_FIRST
+            b = min(max(b, 0), SAMPLE_BUCKETS - 1)
+            mass[b] += sampled[i]
+            counts[b] += 1
     scale = <double>n / taken
     if top_p < 1.0:
         # A row that sums to 1: from below, up to 0.7 of the mass that the nucleus leaves out. What is

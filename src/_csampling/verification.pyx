@@ -246,6 +246,8 @@ cdef class OpenBlock:
         settle_config(&block.target_settings, config, n)
         if block.draft.kind != POINTS:
             settle_config(&block.draft_settings, draft_config, self.vocabulary(&block.draft))
+        # The sums that other rules divide by run over whole rows.
+        block.target_settings.gather = block.draft_settings.gather = block.rule in (EXACT, GREEDY, MATCH)
         block.penalties.presence = clamped(config.presence_penalty, "presence_penalty")
         block.penalties.frequency = clamped(config.frequency_penalty, "frequency_penalty")
         self.open_penalties(token_counts, penalty_overlay, n)

@@ -52,6 +52,7 @@ cdef struct Settings:
     double temperature
     double top_p          # >= 1: off
     Py_ssize_t k          # 0: off
+    bint gather           # whether the nucleus of top-p alone may be a support
 
 # Memory that a worker uses row after row. One slot for the target's row, one for the draft's.
 cdef struct Workspace:

@@ -4,13 +4,14 @@ Design: a row of logits becomes as little as its use asks for. With top-k on it 
 tokens. Without truncation it stays a row of logits: the accept test needs one exponential and the sum of
 all, which is rough (float32) until a decision is closer than its error; a draw, of a token or of a
 correction, needs one pass of float32 terms summed by blocks, of which one is walked, and float64
-exponentials of the whole only where it is in doubt. With top-p alone the row is written once, into memory
-that the worker keeps. All give the numbers that `distributions_from_logits` gives, bit for bit.
+exponentials of the whole only where it is in doubt. With top-p alone it is a support where the nucleus is
+narrow; else the row is written once, into memory that the worker keeps. All give the numbers that
+`distributions_from_logits` gives, bit for bit.
 """
 
-from libc.math cimport INFINITY, exp, fabs, isfinite
-from libc.stdint cimport int64_t, uint64_t
-from libc.stdlib cimport free, malloc
+from libc.math cimport INFINITY, exp, fabs, isfinite, log
+from libc.stdint cimport int64_t, uint8_t, uint64_t
+from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memset
 
 from mtplx._csampling.acceptance cimport draw_difference, weigh_correction
@@ -39,13 +40,20 @@ from mtplx._csampling.selection cimport (
     NO_MEMORY,
     ROUGH_HIGH,
     ROUGH_LOW,
+    SAMPLE,
+    SAMPLE_ROOM,
+    SAMPLED_FROM,
     SELECTED,
     TOO_MANY,
     Candidate,
     Candidates,
+    Cut,
     best_logits,
     block_pass,
+    bound_of_sample,
+    cut_above,
     few,
+    keep_into,
     rough_error,
     selection_status,
     sort_candidates,
@@ -58,9 +66,10 @@ from mtplx._csampling.truncation cimport order_by_id, whole_row_into
 cdef double UNIT = 2.0 ** -53
 cdef double ONE = 1.0
 
-# Shorter rows are not worth streaming.
+# Shorter rows are not worth streaming; a nucleus of more than one in WIDE is not worth gathering.
 cdef enum:
     STREAM_FROM = 2048
+    WIDE = 8
 
 
 # ---- memory --------------------------------------------------------------------------------------
@@ -106,6 +115,25 @@ cdef bint support_room(Workspace *space, int slot, Py_ssize_t count) noexcept no
     return True
 
 
+cdef bint keep_support_room(Workspace *space, int slot, Py_ssize_t filled, Py_ssize_t count) noexcept nogil:
+    """Room for `count` entries, of which the first `filled` are kept."""
+    cdef int64_t *ids
+    cdef double *weights
+    if space.support_room[slot] >= count:
+        return True
+    count = max(count, 2 * space.support_room[slot])
+    ids = <int64_t *>realloc(space.ids[slot], count * sizeof(int64_t))
+    if ids is not NULL:
+        space.ids[slot] = ids
+    weights = <double *>realloc(space.weights[slot], count * sizeof(double))
+    if weights is not NULL:
+        space.weights[slot] = weights
+    if ids is NULL or weights is NULL:
+        return False
+    space.support_room[slot] = count
+    return True
+
+
 # ---- from logits ---------------------------------------------------------------------------------
 
 
@@ -141,6 +169,10 @@ cdef problem resolve(const Row *logits, const Settings *settings, Workspace *spa
             status = stream(logits, settings.temperature, view)
             if status != TOO_MANY:
                 return FINE if status == SELECTED else (BAD_LOGITS if status == BAD_LOGIT else NO_ROOM)
+        elif settings.k == 0 and settings.top_p < 1.0 and settings.gather and logits.n >= SAMPLED_FROM:
+            status = gather_nucleus(logits, settings, space, slot, view)
+            if status != TOO_MANY:
+                return FINE if status == SELECTED else (BAD_LOGITS if status == BAD_LOGIT else NO_ROOM)
     dense = dense_room(space, slot, logits.n)
     if dense is NULL:
         return NO_ROOM
@@ -171,6 +203,112 @@ cdef problem gather_support(const double *dense, Workspace *space, int slot, Vie
             space.weights[slot][count] = dense[i]
             count += 1
     return FINE
+
+
+cdef selection_status gather_nucleus(const Row *logits, const Settings *settings, Workspace *space,
+                                     int slot, View *view) noexcept nogil:
+    """The nucleus of top-p alone as a support; TOO_MANY where it is wide, and the row is written after all.
+
+    The numbers are those of the written row: the sum of the exponentials has its bits without the row, a
+    sample of it proposes the same bound, and the probabilities above the bound, in their order, are all
+    that the cut is found from. What is gathered is every logit that may reach the bound: z and exp are
+    off by less than (|x/T| + |top| + 2) 2^-50, and 2^-30 in place of 2^-50 is allowed for.
+    """
+    cdef double sampled[SAMPLE_ROOM]
+    cdef running ignored
+    cdef scaling s
+    cdef Cut cut
+    cdef selection_status status
+    cdef Py_ssize_t n = logits.n, stride = n // SAMPLE, i, taken = 0, count, kept = 0
+    cdef double largest = largest_logit(logits), total, bound, level
+    cdef double *values
+    cdef double *weights
+    if not isfinite(largest):
+        return BAD_LOGIT
+    set_scaling(&s, settings.temperature, largest)
+    if s.rule != SCALE_NONE and s.rule != SCALE_RECIPROCAL:
+        return TOO_MANY
+    i = stride >> 1
+    while i < n:
+        sampled[taken] = logit(logits, i)
+        taken += 1
+        i += stride
+    memset(&ignored, 0, sizeof(ignored))
+    table.exp_f64(sampled, taken, &s, sampled, &ignored)
+    if wide(sampled, taken, n, settings.top_p):
+        return TOO_MANY
+    total = exponentials(logits, &s, NULL)
+    table.divide_f64(sampled, taken, total, sampled)
+    bound = bound_of_sample(sampled, taken, n, settings.top_p, 0)
+    if bound <= 0.0:
+        return TOO_MANY
+    level = log(bound * total)
+    level = (level + s.top - 2.0 ** -30 * (1.0 + fabs(level) + 2.0 * fabs(s.top))) * s.temperature
+    count = collect_from(logits, level, space, slot)
+    if count < 0:
+        return NO_MEMORY
+    weights = space.weights[slot]
+    table.exp_f64(weights, count, &s, weights, &ignored)
+    table.divide_f64(weights, count, total, weights)
+    values = <double *>malloc(count * (sizeof(double) + 1) + sizeof(double))
+    if values is NULL:
+        return NO_MEMORY
+    status = cut_above(weights, count, settings.top_p, 0, bound, values, <uint8_t *>(values + count), &cut)
+    if status == SELECTED:
+        keep_into(weights, count, &cut, <uint8_t *>(values + count), weights)
+        for i in range(count):
+            space.ids[slot][kept] = space.ids[slot][i]
+            weights[kept] = weights[i]
+            kept += weights[i] != 0.0
+        view.mode = SPARSE
+        view.support.ids = space.ids[slot]
+        view.support.weights = weights
+        view.support.count = kept
+    free(values)
+    return status
+
+
+cdef bint wide(const double *sampled, Py_ssize_t taken, Py_ssize_t n, double top_p) noexcept nogil:
+    """Whether a nucleus is so wide that its row is better written, by a sample of exponentials.
+
+    The sample may miss the heaviest entries, so the nucleus may be narrower than it seems: speed alone
+    depends on it.
+    """
+    cdef double shares[SAMPLE_ROOM]
+    cdef double total = 0.0, bound
+    cdef Py_ssize_t i, above = 0
+    for i in range(taken):
+        total += sampled[i]
+    if not total > 0.0:
+        return False
+    for i in range(taken):
+        shares[i] = sampled[i] / (total / taken * n)
+    bound = bound_of_sample(shares, taken, n, top_p, 0)
+    for i in range(taken):
+        above += shares[i] >= bound
+    return above > taken // WIDE
+
+
+cdef Py_ssize_t collect_from(const Row *logits, double level, Workspace *space, int slot) noexcept nogil:
+    """Ids and logits of all that reach a level, into the slot; how many, or -1 if memory is short."""
+    cdef double buffer[CHUNK]
+    cdef const void *piece
+    cdef bint single
+    cdef Row part = logits[0]
+    cdef Py_ssize_t start = 0, length, count = 0
+    while start < logits.n:
+        part.n = min(logits.n, start + CHUNK)
+        length = logits_piece(&part, start, buffer, &piece, &single)
+        if not keep_support_room(space, slot, count, count + CHUNK):
+            return -1
+        if single:
+            count += table.collect_f32(<const float *>piece, length, level, start, space.ids[slot] + count,
+                                       space.weights[slot] + count)
+        else:
+            count += table.collect_f64(<const double *>piece, length, level, start, space.ids[slot] + count,
+                                       space.weights[slot] + count)
+        start += length
+    return count
 
 
 cdef void dense_view(View *view, const double *dense) noexcept nogil:

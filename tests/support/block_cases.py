@@ -27,7 +27,7 @@ from support.dlpack import Producer
 from support.generators import STEP, plain_state, scripted
 
 MOST_BLOCKS, MOST_DRAFTS = 4, 8
-SMALL, MIDDLE, WHOLE = 2_000, 8_000, 151_936
+SMALL, MIDDLE, WHOLE = 2_000, 12_000, 151_936
 ONE_WHOLE_IN, ONE_MIDDLE_IN = 1_000, 30  # a middling row is long enough to be streamed
 DTYPES = ("float64", "float64", "float32", "float32", "float16", "bfloat16", ">f8", ">f4", "int16")
 TEMPERATURES = (-1.0, 0.0, 0.1, 0.6, 1.0, 2.0)
