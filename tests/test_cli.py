@@ -161,6 +161,17 @@ def test_draft_temperatures_by_curve_and_adapting(mtplx: Callable[..., tuple[int
     assert adaptive["tokens"] != fixed["tokens"]
 
 
+def test_drafts_by_a_model_by_copies_or_none(mtplx: Callable[..., tuple[int, str, str]]) -> None:
+    results = {
+        draft: as_json(mtplx, "--temperature", "0", "--draft", draft) for draft in ("model", "lookup", "none")
+    }
+    assert len({result["text"] for result in results.values()}) == 1
+    drafted = {draft: result["stats"]["drafted_tokens"] for draft, result in results.items()}
+    assert drafted["none"] == 0 < drafted["lookup"] < drafted["model"]
+    assert results["none"]["stats"]["target_calls"] == len(results["none"]["tokens"])
+    assert [result["settings"]["draft"] for result in results.values()] == list(results)
+
+
 def test_no_tokens_at_all(mtplx: Callable[..., tuple[int, str, str]]) -> None:
     status, out, err = mtplx(*QUICK, "--max-tokens", "0", "--prompt", "Nothing follows")
     assert (status, out) == (0, "Nothing follows\n")
@@ -251,6 +262,11 @@ def test_a_pipe_gets_plain_text_even_when_colours_are_forced() -> None:
         (["generate", "stray"], "stray"),
         (["generate", "--corpus", "no/such/file"], "no/such/file: No such file"),
         (["generate", "--corpus", "."], "Is a directory"),
+        (["generate", "--draft", "copies"], "--draft"),
+        (["generate", "--draft-model", "x.gguf"], "--draft-model needs --model"),
+        (["generate", "--context", "512"], "--context needs --model"),
+        (["generate", "--raw"], "--raw needs --model"),
+        (["generate", "--model", "x.gguf", "--corpus", "y"], "--corpus cannot be combined with --model"),
     ],
     ids=lambda value: " ".join(value).encode("ascii", "replace").decode() if isinstance(value, list) else "",
 )

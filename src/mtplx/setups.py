@@ -170,7 +170,7 @@ def gguf_setup(
     try:
         target, *drafts = (LlamaCppModel.load(_existing(path), context=context) for path in paths)
         for other in drafts:
-            target.drafter(other)  # vocabularies are compared before anything is decoded
+            target.drafter(other)  # compares the vocabularies, once for all texts
     except ValueError as error:
         raise SetupError(str(error)) from error
     chat = target.has_chat_template and not raw
@@ -178,7 +178,7 @@ def gguf_setup(
         target=target,
         tokenizer=target,
         encode=target.encode_chat if chat else target.encode,
-        make_drafter=_drafter_maker(draft, lambda backend: target.drafter(drafts[0], backend=backend)),
+        make_drafter=_drafter_maker(draft, lambda backend: ModelDrafter(drafts[0], backend=backend)),
         draft=draft,
         draws=draft == "model",
         stop_tokens=target.stop_tokens,
