@@ -201,6 +201,25 @@ def test_worst_case_rows(face, n):
             assert_ulps(got, exact.share(p, kept), 6, (name, top_p, top_k))
 
 
+@pytest.mark.parametrize("n", [64, 127, 640, 1000, 4099, 20_000])
+def test_few_entries_among_zeros(face, n):
+    """The compiled second pass skips groups of 16 that hold nothing; the last entry may be in no whole group."""
+    rng = np.random.default_rng(n)
+    for trial in range(8):
+        p = np.zeros(n)
+        places = rng.choice(n, 1 + trial % max(1, n // 80), replace=False)
+        p[places] = rng.integers(1, 4, places.size)
+        p[-1] = 2.0
+        p /= p.sum()
+        for top_p, top_k in [(0.5, 0), (0.95, 0), (1.0, 2), (0.9, 5)]:
+            kept = exact.kept_sequentially(p, top_p, top_k)
+            out = np.full(n, 7.0)
+            got = face.apply_top_p_top_k(p, top_p, top_k, out=out)
+            assert got is out
+            assert np.flatnonzero(got).tolist() == [i for i in kept if p[i] > 0]
+            assert_ulps(got, exact.share(p, kept), 6)
+
+
 @cache
 def whole_vocabulary(top_p):
     """Name, row and kept ids; half a second of plain Python, so worked out once for all faces."""

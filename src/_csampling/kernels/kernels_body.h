@@ -275,13 +275,13 @@ INLINE void exp_row(const void *x, size_t n, int single, const scaling *given, i
 }
 
 /* The common rules with their constants known to the compiler; the rare ones share one loop. */
-#define EXP_BY_RULE(x, n, single, s, store, out, total)                                     \
-    do {                                                                             \
-        if ((s)->rule == SCALE_NONE)                                                 \
-            exp_row(x, n, single, s, SCALE_NONE, store, out, total);                        \
-        else if (HAS_FMA && (s)->rule == SCALE_RECIPROCAL)                           \
-            exp_row(x, n, single, s, SCALE_RECIPROCAL, store, out, total);                  \
-        else                                                                         \
+#define EXP_BY_RULE(x, n, single, s, store, out, total)                                                         \
+    do {                                                                                                        \
+        if ((s)->rule == SCALE_NONE)                                                                            \
+            exp_row(x, n, single, s, SCALE_NONE, store, out, total);                                            \
+        else if (HAS_FMA && (s)->rule == SCALE_RECIPROCAL)                                                      \
+            exp_row(x, n, single, s, SCALE_RECIPROCAL, store, out, total);                                      \
+        else                                                                                                    \
             exp_row(x, n, single, s, (s)->rule == SCALE_SHIFT ? SCALE_SHIFT : SCALE_DIVIDE, store, out, total); \
     } while (0)
 
@@ -606,27 +606,27 @@ ROUGH_EXP(rough_exp_f64, double,
 
 /* ---- logits: collection ---------------------------------------------------------------------- */
 
-#define COLLECT(NAME, TYPE, MASK, STEP, LOAD, ALL, BITS)                                               \
-    INLINE size_t NAME(const TYPE *x, size_t n, TYPE bound, int64_t base, int64_t *ids, double *values)        \
-    {                                                                                                          \
-        size_t count = 0, i = 0;                                                                               \
-        for (; i + (STEP)*GROUP <= n; i += (STEP)*GROUP) {                                                     \
-            MASK above[GROUP], any = {0};                                                                      \
-            IN_GROUP above[j] = LOAD(x + i + j * (STEP)) >= ALL(bound);                                        \
-            IN_GROUP any |= above[j];                                                                          \
-            if (BITS(any))                                                                                     \
-                IN_GROUP for (unsigned hits = BITS(above[j]); hits; hits &= hits - 1) {                        \
-                    const size_t place = i + (size_t)(j * (STEP)) + (size_t)__builtin_ctz(hits);               \
-                    ids[count] = base + (int64_t)place;                                                        \
-                    values[count++] = x[place];                                                                \
-                }                                                                                              \
-        }                                                                                                      \
-        for (; i < n; ++i)                                                                                     \
-            if (x[i] >= bound) {                                                                               \
-                ids[count] = base + (int64_t)i;                                                                \
-                values[count++] = x[i];                                                                        \
-            }                                                                                                  \
-        return count;                                                                                          \
+#define COLLECT(NAME, TYPE, MASK, STEP, LOAD, ALL, BITS)                                                \
+    INLINE size_t NAME(const TYPE *x, size_t n, TYPE bound, int64_t base, int64_t *ids, double *values) \
+    {                                                                                                   \
+        size_t count = 0, i = 0;                                                                        \
+        for (; i + (STEP)*GROUP <= n; i += (STEP)*GROUP) {                                              \
+            MASK above[GROUP], any = {0};                                                               \
+            IN_GROUP above[j] = LOAD(x + i + j * (STEP)) >= ALL(bound);                                 \
+            IN_GROUP any |= above[j];                                                                   \
+            if (BITS(any))                                                                              \
+                IN_GROUP for (unsigned hits = BITS(above[j]); hits; hits &= hits - 1) {                 \
+                    const size_t place = i + (size_t)(j * (STEP)) + (size_t)__builtin_ctz(hits);        \
+                    ids[count] = base + (int64_t)place;                                                 \
+                    values[count++] = x[place];                                                         \
+                }                                                                                       \
+        }                                                                                               \
+        for (; i < n; ++i)                                                                              \
+            if (x[i] >= bound) {                                                                        \
+                ids[count] = base + (int64_t)i;                                                         \
+                values[count++] = x[i];                                                                 \
+            }                                                                                           \
+        return count;                                                                                   \
     }
 COLLECT(collect_floats, float, i32v, F32_LANES, load_f32, all_f32, bits_f32)
 COLLECT(collect_doubles, double, i64v, F64_LANES, load_f64, all_f64, bits_f64)
@@ -791,33 +791,33 @@ static void marginal(const double *p, const double *q, size_t n, double rate, do
 /* ---- probabilities: sums --------------------------------------------------------------------- */
 
 /* Walks a row in spans of `LENGTH` elements. STEP(from, other) adds a group of 16 to acc; DONE takes acc. */
-#define IN_SPANS(p, q, n, LENGTH, STEP, DONE)                                   \
-    do {                                                                      \
-        size_t i = 0;                                                         \
-        for (size_t span = 0; i < (n); ++span) {                              \
-            const size_t end = (n) - i > (LENGTH) ? i + (LENGTH) : (n);           \
-            f64v acc[GROUP];                                                  \
-            IN_GROUP acc[j] = all_f64(0.0);                                   \
-            for (; i + SIXTEEN <= end; i += SIXTEEN)                          \
-                STEP((p) + i, (q) + i);                                       \
-            if (i < end) {                                                    \
-                PADDED_F64(rest_p, p, i, end, 0.0);                           \
-                PADDED_F64(rest_q, q, i, end, 0.0);                           \
-                STEP(rest_p, rest_q);                                         \
-                i = end;                                                      \
-            }                                                                 \
-            DONE;                                                             \
-        }                                                                     \
+#define IN_SPANS(p, q, n, LENGTH, STEP, DONE)                           \
+    do {                                                                \
+        size_t i = 0;                                                   \
+        for (size_t span = 0; i < (n); ++span) {                        \
+            const size_t end = (n) - i > (LENGTH) ? i + (LENGTH) : (n); \
+            f64v acc[GROUP];                                            \
+            IN_GROUP acc[j] = all_f64(0.0);                             \
+            for (; i + SIXTEEN <= end; i += SIXTEEN)                    \
+                STEP((p) + i, (q) + i);                                 \
+            if (i < end) {                                              \
+                PADDED_F64(rest_p, p, i, end, 0.0);                     \
+                PADDED_F64(rest_q, q, i, end, 0.0);                     \
+                STEP(rest_p, rest_q);                                   \
+                i = end;                                                \
+            }                                                           \
+            DONE;                                                       \
+        }                                                               \
     } while (0)
 /* One plain sum per BLOCK. */
 #define TO_SUMS(p, q, n, STEP) IN_SPANS(p, q, n, BLOCK, STEP, sums[span] = fold(acc))
 /* A running sum. */
-#define TO_TOTAL(p, q, n, STEP)                                                               \
-    do {                                                                                      \
-        f64v sum[GROUP], lost[GROUP];                                                         \
-        load_running(total, sum, lost);                                                       \
-        IN_SPANS(p, q, n, SPAN, STEP, ((void)span, add_lanes(sum, lost, acc)));        \
-        store_running(total, sum, lost);                                                      \
+#define TO_TOTAL(p, q, n, STEP)                                                 \
+    do {                                                                        \
+        f64v sum[GROUP], lost[GROUP];                                           \
+        load_running(total, sum, lost);                                         \
+        IN_SPANS(p, q, n, SPAN, STEP, ((void)span, add_lanes(sum, lost, acc))); \
+        store_running(total, sum, lost);                                        \
     } while (0)
 
 #define CHECKED(from, other)                                   \
