@@ -203,7 +203,7 @@ def test_worst_case_rows(face, n):
 
 @pytest.mark.parametrize("n", [64, 127, 640, 1000, 4099, 20_000])
 def test_few_entries_among_zeros(face, n):
-    """The compiled second pass skips groups of 16 that hold nothing; the last entry may be in no whole group."""
+    """The compiled second pass skips groups of 16 that hold nothing; the last entry is in no whole group."""
     rng = np.random.default_rng(n)
     for trial in range(8):
         p = np.zeros(n)
