@@ -15,7 +15,7 @@ cdef struct Weights:
     const Row *p
     const Row *q          # NULL: p itself
     double factor         # of p, 1 where there is no q
-    double p_divisor      # what the rows are divided by before anything else
+    double p_divisor      # what the rows are divided by before anything else; no entry is larger
     double q_divisor
     bint positive_part    # count entries of p that are negative or not finite as 0
     double scale          # 1, or what keeps the sum from overflowing
@@ -41,6 +41,9 @@ cdef bint weigh(Weights *weights, const Row *p, const Row *q, bint positive_part
 # The same of (factor p / p_divisor - q / q_divisor)+; a NaN counts as 0.
 cdef bint weigh_scaled(Weights *weights, const Row *p, const Row *q, double factor, double p_divisor,
                        double q_divisor, double *sums) noexcept nogil
+
+# x / total with the bits of a division, every x being within [0, total]; in place allowed.
+cdef void divide_parts(const double *x, Py_ssize_t n, double total, double *out) noexcept nogil
 
 # The next weights of a row; at most a CHUNK at a time where they have to be computed, into the buffer.
 cdef Py_ssize_t weights_piece(const Weights *weights, Py_ssize_t start, double *buffer, double *other,

@@ -14,7 +14,7 @@ import numpy as np
 
 cimport numpy as cnp
 from cpython.pycapsule cimport PyCapsule_GetPointer
-from libc.math cimport INFINITY, isfinite
+from libc.math cimport INFINITY, frexp, isfinite, ldexp
 from libc.stdint cimport int64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memset
@@ -85,7 +85,7 @@ cdef Py_ssize_t weights_piece(const Weights *weights, Py_ssize_t start, double *
         return probs_piece(weights.p, start, weights.p.n, buffer, piece)
     length = probs_piece(weights.p, start, CHUNK, buffer, &p)
     if weights.p_divisor != 1.0:
-        table.divide_f64(p, length, weights.p_divisor, buffer)
+        divide_parts(p, length, weights.p_divisor, buffer)
         p = buffer
     if weights.q is NULL:
         for i in range(length):
@@ -95,7 +95,7 @@ cdef Py_ssize_t weights_piece(const Weights *weights, Py_ssize_t start, double *
     else:
         probs_piece(weights.q, start, CHUNK, other, &q)
         if weights.q_divisor != 1.0:
-            table.divide_f64(q, length, weights.q_divisor, other)
+            divide_parts(q, length, weights.q_divisor, other)
             q = other
         if weights.factor != 1.0:
             for i in range(length):
@@ -108,6 +108,22 @@ cdef Py_ssize_t weights_piece(const Weights *weights, Py_ssize_t start, double *
             buffer[i] *= weights.scale
     piece[0] = buffer
     return length
+
+
+cdef void divide_parts(const double *x, Py_ssize_t n, double total, double *out) noexcept nogil:
+    cdef int exponent
+    cdef double factor
+    cdef Py_ssize_t i
+    if not 2.0 ** -900 < total < 1.0:
+        table.divide_f64(x, n, total, out)
+        return
+    # Kernels divide by numbers of at least 1 at half the cost. A power of two rounds nothing, and as no x is
+    # above the total, nothing overflows.
+    frexp(total, &exponent)
+    factor = ldexp(1.0, 1 - exponent)
+    for i in range(n):
+        out[i] = x[i] * factor
+    table.divide_f64(out, n, total * factor, out)
 
 
 cdef bint weigh(Weights *weights, const Row *p, const Row *q, bint positive_part,

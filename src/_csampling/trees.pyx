@@ -26,6 +26,7 @@ from mtplx._csampling.distributions cimport Support, find, normalise
 from mtplx._csampling.draws cimport (
     Weights,
     bitgen_of,
+    divide_parts,
     draw,
     draw_place,
     weigh,
@@ -109,6 +110,7 @@ cdef struct Step:
     Row q
     double p_divisor
     double q_divisor
+    bint q_divided           # the draft's row has been written anew
     Weights left             # once changed: D; q is NULL where it is written, into p
     double left_mass
     # sparse
@@ -143,18 +145,25 @@ cdef struct Tree:
 
 
 cdef double mass_of(const double *values, Py_ssize_t n) noexcept nogil:
-    """The sum of `mtplx.reference.trees.mass`."""
+    cdef bint ignored
+    return checked_mass(values, n, &ignored)
+
+
+cdef double checked_mass(const double *values, Py_ssize_t n, bint *bad) noexcept nogil:
+    """The sum of `mtplx.reference.trees.mass`, and whether an entry is negative or NaN."""
     cdef double sums[2]
     cdef double total = 0.0
     cdef Py_ssize_t i, length
+    bad[0] = False
     if n <= BLOCK:
         for i in range(n):
             total += values[i]
+            bad[0] = bad[0] or not values[i] >= 0.0
         return total
     i = 0
     while i < n:
         length = min(<Py_ssize_t>CHUNK, n - i)
-        table.block_sums(values + i, length, sums)
+        bad[0] = table.block_sums(values + i, length, sums) or bad[0]
         total += sums[0]
         if length > BLOCK:
             total += sums[1]
@@ -334,7 +343,7 @@ cdef problem draft_probability(Step *step, int64_t token, Failure *failure, doub
     if step.draft.mode != DENSE:
         q[0] = find(&step.q_support, step.q_ascending, token)
         return FINE
-    if step.q_divisor == 1.0:
+    if step.q_divisor == 1.0 and not step.q_divided:
         return probability(&step.draft, token, failure, q)
     failure.token = token
     failure.n = step.q.n
@@ -409,8 +418,11 @@ cdef problem reject(Tree *tree, Step *step, int64_t token) noexcept nogil:
 
 cdef problem reject_dense(Tree *tree, Step *step, double factor, bint *positive, double *left) noexcept nogil:
     cdef Weights after
-    if step.changed and step.left.q is not NULL and not write_left(step):
-        return NO_ROOM
+    if step.changed and step.left.q is not NULL:
+        if write_and_sum(step, factor, &after):
+            return take_left(tree, step, &after, positive, left)
+        if step.left.q is not NULL:
+            return NO_ROOM
     positive[0] = weigh_scaled(&after, &step.p, &step.q, factor, step.p_divisor, step.q_divisor,
                                step.room.sums)
     if not positive[0]:
@@ -420,12 +432,63 @@ cdef problem reject_dense(Tree *tree, Step *step, double factor, bint *positive,
             # The sums of what is left were written over.
             weigh(&step.left, &step.p, NULL, False, step.room.sums)
         return FINE
-    step.left = after
-    step.left_mass = mass_left(&after)
+    return take_left(tree, step, &after, positive, left)
+
+
+cdef problem take_left(Tree *tree, Step *step, const Weights *after, bint *positive,
+                       double *left) noexcept nogil:
+    """Go on with what a rejection left, some of which is positive."""
+    positive[0] = True
+    step.left = after[0]
+    step.left_mass = mass_left(after)
     left[0] = step.left_mass if after.scale == 1.0 else INFINITY
     if not tree.replacement and not write_left(step):  # q is about to change
         return NO_ROOM
     return FINE
+
+
+cdef bint write_and_sum(Step *step, double factor, Weights *after) noexcept nogil:
+    """`write_left`, and in the same pass the sums that `weigh_scaled` would take; False if those do not do."""
+    cdef double buffer[CHUNK]
+    cdef double other[CHUNK]
+    cdef const double *piece
+    cdef const double *q
+    cdef Py_ssize_t n = step.p.n, start = 0, length
+    cdef double *out = room_for(&step.room.p, &step.room.p_room, n)
+    if out is NULL or step.left.scale != 1.0:
+        write_left(step)
+        return False
+    while start < n:
+        length = weights_piece(&step.left, start, buffer, other, &piece)
+        memcpy(out + start, piece, length * sizeof(double))
+        divide_parts(piece, length, step.left_mass, buffer)
+        q = <const double *>step.q.data + start
+        if step.q_divisor != 1.0:
+            divide_parts(q, length, step.q_divisor, other)
+            q = other
+        table.block_sums_scaled(buffer, q, length, factor, step.room.sums + start // BLOCK)
+        start += length
+    written(step, out)
+    after.p = &step.p
+    after.q = &step.q
+    after.factor = factor
+    after.p_divisor = step.p_divisor
+    after.q_divisor = step.q_divisor
+    after.positive_part = False
+    after.scale = 1.0
+    after.sums = step.room.sums
+    after.total = 0.0
+    for start in range((n + BLOCK - 1) // BLOCK):
+        after.total += step.room.sums[start]
+    return after.total > 0.0 and isfinite(after.total)
+
+
+cdef void written(Step *step, double *out) noexcept nogil:
+    as_dense_row(&step.p, out, step.p.n)
+    step.p_divisor = step.left_mass
+    step.left.q = NULL
+    step.left.p = &step.p
+    step.left.factor = step.left.p_divisor = step.left.q_divisor = step.left.scale = 1.0
 
 
 cdef bint write_left(Step *step) noexcept nogil:
@@ -441,11 +504,7 @@ cdef bint write_left(Step *step) noexcept nogil:
         length = weights_piece(&step.left, start, buffer, other, &piece)
         memcpy(out + start, piece, length * sizeof(double))
         start += length
-    as_dense_row(&step.p, out, n)
-    step.p_divisor = step.left_mass
-    step.left.q = NULL
-    step.left.p = &step.p
-    step.left.factor = step.left.p_divisor = step.left.q_divisor = step.left.scale = 1.0
+    written(step, out)
     return True
 
 
@@ -498,6 +557,7 @@ cdef problem take_out(Step *step, int64_t token) noexcept nogil:
     cdef Py_ssize_t i, count = 0
     cdef double total
     cdef double *q
+    cdef bint bad
     if step.draft.mode != DENSE:
         if room.q_support_room < step.q_support.count:
             free(room.q_ids)
@@ -524,18 +584,23 @@ cdef problem take_out(Step *step, int64_t token) noexcept nogil:
     if q is NULL:
         return NO_ROOM
     if step.q_divisor != 1.0:
-        table.divide_f64(<const double *>step.q.data, step.q.n, step.q_divisor, q)
+        divide_parts(<const double *>step.q.data, step.q.n, step.q_divisor, q)
     elif <const char *>q != step.q.data:
         memcpy(q, step.q.data, step.q.n * sizeof(double))
     q[token] = 0.0
     as_dense_row(&step.q, q, step.q.n)
-    total = mass_of(q, step.q.n)
+    total = checked_mass(q, step.q.n, &bad)
     if isinf(total):
         for i in range(step.q.n):
             q[i] *= OVERFLOW_SCALE
-        total = mass_of(q, step.q.n)
-    step.q_divisor = total
+        total = checked_mass(q, step.q.n, &bad)
     step.draft_gone = total == 0.0 and not any_of(q, step.q.n)
+    step.q_divisor = total
+    if bad or not (total > 0.0 and isfinite(total)):
+        # A row that is no distribution: divided here, as it is defined.
+        table.divide_f64(q, step.q.n, total, q)
+        step.q_divisor = 1.0
+        step.q_divided = True
     return FINE
 
 
