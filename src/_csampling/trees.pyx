@@ -448,7 +448,7 @@ cdef problem take_left(Tree *tree, Step *step, const Weights *after, bint *posit
 
 
 cdef bint write_and_sum(Step *step, double factor, Weights *after) noexcept nogil:
-    """`write_left`, and in the same pass the sums that `weigh_scaled` would take; False if those do not do."""
+    """`write_left`, and in the same pass the sums of `weigh_scaled`; False if those do not do."""
     cdef double buffer[CHUNK]
     cdef double other[CHUNK]
     cdef const double *piece
