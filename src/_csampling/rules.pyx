@@ -23,7 +23,7 @@ from libc.stdint cimport int64_t
 from libc.stdlib cimport free, malloc
 
 from mtplx._csampling.acceptance cimport acceptance
-from mtplx._csampling.arrays cimport F64, Row
+from mtplx._csampling.arrays cimport F64, Row, element
 from mtplx._csampling.blocks cimport (
     BLOCK_RULE,
     BY_DRAFT,
@@ -430,6 +430,17 @@ cdef problem draw_left_over(Block *block, View *target, Workspace *space, LeftOv
     return FINE
 
 
+cdef bint has_mass(const View *target) noexcept nogil:
+    """Whether an entry is positive and finite, so that a correction has something to be drawn from."""
+    cdef Py_ssize_t i
+    if target.mode != DENSE:
+        return True
+    for i in range(target.n):
+        if 0.0 < element(&target.row, i) < INFINITY:
+            return True
+    return False
+
+
 cdef problem run_block(Block *block, Workspace *space) noexcept nogil:
     cdef View target, draft
     cdef LeftOver left
@@ -453,7 +464,7 @@ cdef problem run_block(Block *block, Workspace *space) noexcept nogil:
         if status != FINE:
             return status
         prefix = prefix_acceptance(before, p, q)
-        if prefix == 0.0 and before == 1.0:
+        if prefix == 0.0 and before == 1.0 and not has_mass(&target):
             # The correction may be drawn from here: what can fail, fails before the coins.
             status = prepare_correction(&target, &draft, space, &prepared)
             if status != FINE:

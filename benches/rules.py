@@ -1,0 +1,196 @@
+"""What the block rule and trees cost beside single verifications.
+
+    python benches/rules.py                 K = 5, V = 151,936, dense rows; a minute
+
+All on the core, in one process, in turns; figures are minima. *The block rule* stands beside the exact rule
+on the same rows, then on rows where some prefixes are tested and fail, each of which may cost one pass over
+a pair of rows beside the correction (the correction and a pass each are what the exact rule takes longer to
+reject than to test). *Trees* of 24 nodes stand beside the calls of `verify_one_token` (and the draw of a
+bonus token) that their walk reaches: on rows made ready beforehand, and with the `residual_distribution` that
+a loop has to make for the next sibling.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtplx import sampling, verification
+from mtplx.bench_report import ALLOCATOR
+from mtplx.decisions import TokenTree
+
+PARENTS = [-1] * 3 + [0] * 3 + [1] * 3 + [2] * 3 + list(range(3, 12)) + [12, 13, 14]
+Rows = NDArray[np.float64]
+
+
+def in_turns(calls: list[Callable[[], object]], rounds: int) -> list[float]:
+    """Microseconds of each, the least of all rounds."""
+    best = [float("inf")] * len(calls)
+    for _ in range(rounds):
+        for i, call in enumerate(calls):
+            start = time.perf_counter_ns()
+            call()
+            best[i] = min(best[i], (time.perf_counter_ns() - start) / 1e3)
+    return best
+
+
+def normalised(rows: Rows) -> Rows:
+    return np.asarray(rows / rows.sum(axis=1, keepdims=True))
+
+
+def model_rows(rng: np.random.Generator, count: int, V: int) -> tuple[Rows, Rows]:
+    """Zipf-like rows of a target, and those of a draft that is near it."""
+    zipf = rng.permutation(1.0 / (np.arange(V) + 2.7) ** 1.1)
+    target = zipf * np.exp(0.5 * rng.standard_normal((count, V)))
+    return normalised(target), normalised(target * np.exp(0.7 * rng.standard_normal((count, V))))
+
+
+def line(call: str, taken: float, beside: str, other: float) -> None:
+    print(f"| {call} | {taken:.1f} | {beside} | {other:.1f} | {taken / other:.2f}x |")
+
+
+# ---- the block rule --------------------------------------------------------------------------------
+
+
+def failing_prefixes(rng: np.random.Generator, K: int, V: int, passes: int) -> tuple[Rows, Rows, list[int]]:
+    """Rows on which that many prefixes pass u <= P and fail, and the correction comes from row 0.
+
+    From some row on p = q and P = 1 - 2^-40, so that nothing is left over; the last draft is impossible.
+    Without any, the first draft is.
+    """
+    target, _ = model_rows(rng, K + 1, V)
+    draft = target[:K].copy()
+    token = int(np.argmax(target[0]))
+    if passes:
+        target[K - 1 - passes, token] *= 1.0 - 2.0**-40
+        target[K - 1 - passes, token - 1] *= 2.0
+        target[K - 1, token] = 0.0
+    else:
+        target[0, token] = 0.0
+        target[0, token - 1] *= 2.0
+    return target, draft, [token] * K
+
+
+def block_lines(K: int, V: int, rounds: int) -> None:
+    rng = np.random.default_rng(1)
+    target, draft = model_rows(rng, K + 1, V)
+    draft = draft[:K]
+    kept = [int(np.argmax(np.where(p >= q, q, 0.0))) for p, q in zip(target, draft, strict=False)]
+    generator = np.random.default_rng(2)
+
+    def verify(rule: Any, rows: tuple[Rows, Rows, list[int]]) -> Callable[[], object]:
+        return lambda: verification.verify_block(*rows, generator, rule=rule)
+
+    all_kept = target, draft, kept
+    lost = failing_prefixes(rng, K, V, 0)
+    exact, block, rejected = in_turns(
+        [verify("exact", all_kept), verify("block", all_kept), verify("exact", lost)], rounds
+    )
+    one_row = in_turns([lambda: sampling.sample_from_distribution(target[K], generator)], rounds)[0]
+    one_pass = rejected - (exact - one_row)
+    line(f"block, all {K} accepted", block, f"exact, all {K} accepted", exact)
+    for passes in range(K):
+        rows = failing_prefixes(rng, K, V, passes)
+        taken = in_turns([verify("block", rows)], rounds)[0]
+        allowed = one_pass * (passes + 1)
+        line(f"block, {passes} tested in vain", taken, f"{passes} passes and the correction", allowed)
+
+
+# ---- trees -----------------------------------------------------------------------------------------
+
+
+def scripted(lot: float) -> dict[str, Any]:
+    """The state of a generator whose next number is near `lot`."""
+    bits = np.random.PCG64(1)
+    while True:
+        state = dict(bits.state)
+        if abs(np.random.Generator(bits).random() - lot) < 1e-3:
+            return state
+
+
+def reached(target: Rows, draft: Rows, tree: TokenTree, path: list[int]) -> list[tuple[Any, Any, int, bool]]:
+    """(p, q, token, accepted) of the single verifications of the recursive rule along a path."""
+    calls = []
+    for node in [-1, *path]:
+        p, q = target[node + 1], draft[node + 1]
+        for child in tree.children(node):
+            token, kept = int(tree.tokens[child]), child in path
+            calls.append((p, q, token, kept))
+            if kept:
+                break
+            p = sampling.residual_distribution(p, q)
+    return calls
+
+
+def tree_lines(V: int, rounds: int) -> None:
+    rng = np.random.default_rng(3)
+    n = len(PARENTS)
+    target, draft = model_rows(rng, n + 1, V)
+    tree = TokenTree([int(rng.choice(V, p=draft[parent + 1])) for parent in PARENTS], PARENTS)
+    bits = np.random.PCG64(0)
+    generator = np.random.Generator(bits)
+    accept, reject = scripted(1e-3), scripted(1.0 - 1e-3)
+    seen = set()
+    for seed in range(60):
+        start = dict(np.random.default_rng(seed).bit_generator.state)
+
+        def whole(start: Any = start) -> Any:
+            bits.state = start
+            return verification.verify_tree(target, draft, tree, generator)
+
+        path = whole().path.tolist()
+        calls = reached(target, draft, tree, path)
+        shape = "".join("a" if kept else "r" for *_, kept in calls)
+        if shape in seen or len(seen) >= 6:
+            continue
+        seen.add(shape)
+
+        leaf = path[-1] + 1 if path and not tree.children(path[-1]) else None
+
+        def singles(calls: Any = calls, leaf: Any = leaf) -> None:
+            for p, q, token, kept in calls:
+                bits.state = accept if kept else reject
+                sampling.verify_one_token(p, q, token, generator)
+            if leaf is not None:
+                sampling.sample_from_distribution(target[leaf], generator)
+
+        def loop(calls: Any = calls, leaf: Any = leaf) -> None:
+            singles(calls, leaf)
+            for i, (p, q, _, kept) in enumerate(calls[:-1]):
+                if not kept and calls[i + 1][1] is q:
+                    sampling.residual_distribution(p, q)
+
+        def states(calls: Any = calls) -> None:
+            for *_, kept in calls:
+                bits.state = accept if kept else reject
+
+        one, other, beside, setting, single = in_turns(
+            [whole, singles, loop, states, lambda start=start: setattr(bits, "state", start)], rounds
+        )
+        one, other, beside = one - single, other - setting, beside - setting
+        line(f"tree, tests {shape}", one, "single verifications", other)
+        line("the same", one, "with their residual rows", beside)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--vocab", type=int, default=151_936)
+    parser.add_argument("--rounds", type=int, default=200)
+    options = parser.parse_args()
+    if ALLOCATOR.items() - os.environ.items():  # read by the allocator when a process starts
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **ALLOCATOR})
+    print(f"V = {options.vocab:,}, dense float64 rows; microseconds. Of a tree: a accepted, r rejected.\n")
+    print("| call | us | beside | us | ratio |\n| --- | ---: | --- | ---: | ---: |")
+    block_lines(5, options.vocab, options.rounds)
+    tree_lines(options.vocab, options.rounds)
+
+
+if __name__ == "__main__":
+    main()
