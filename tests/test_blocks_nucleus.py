@@ -24,6 +24,8 @@ def shapes(n):
     steps = np.round(rng.normal(size=n) * 3) * 1.5
     lone = np.full(n, -30.0)
     lone[n - 1] = 5.0
+    heavy = rng.normal(size=n) * 3
+    heavy[[17, 99, 100]] = 30.0, 29.5, 22.0
     dyadic = rng.integers(-14, 1, n) * np.log(2.0)
     dyadic[rng.integers(0, n, 40)] = 4.0 * np.log(2.0)
     return {
@@ -32,6 +34,7 @@ def shapes(n):
         "masked": masked,
         "ties": steps,
         "alone": lone,
+        "few heavy": heavy,
         "all equal": np.zeros(n),
         "two values": rng.integers(0, 2, n) * 12.0,
         "dyadic": dyadic,

@@ -279,10 +279,10 @@ cdef bint wide(const double *sampled, Py_ssize_t taken, Py_ssize_t n, double top
     cdef Py_ssize_t i, above = 0
     for i in range(taken):
         total += sampled[i]
-    if not total > 0.0:
-        return False
+    # The largest, whose exponential is 1, is hardly ever in the sample.
+    total = total / taken * n + 1.0
     for i in range(taken):
-        shares[i] = sampled[i] / (total / taken * n)
+        shares[i] = sampled[i] / total
     bound = bound_of_sample(shares, taken, n, top_p, 0)
     for i in range(taken):
         above += shares[i] >= bound
