@@ -1,11 +1,14 @@
 """`verify_block_from_logits` is `verify_block` on the rows of `distributions_from_logits`."""
 
+from collections import Counter
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from support.blocks import RULES, Touched, Untouchable, every_face, fields_of
+from support.blocks import COINS, RULES, Touched, Untouchable, every_face, fields_of
 from support.generators import LAST, plain_state, scripted
 
-from mtplx.decisions import BlockDecision
+from mtplx.decisions import BlockDecision, Cascade, Typical
 from mtplx.distributions import NonFiniteLogitsError, SamplerConfig
 
 CONFIGS = (
@@ -258,3 +261,32 @@ def test_with_top_k_rows_are_sparse_whatever_their_length(face, V):
         same_as_on_rows(decision, face.verify_block(p, q, [token], theirs))
     with pytest.raises(ValueError, match=rf"target_p has {V} entries, draft_q {V + 2}"):
         face.verify_block_from_logits(target, draft, [0], PLAIN)
+
+
+@every_face
+@pytest.mark.parametrize("rule", [*COINS, "typical", Typical(0.5, 0.4), Cascade(0.2, "tokenv1")], ids=str)
+@pytest.mark.parametrize("config", CONFIGS[1:3], ids=["no truncation", "top-p"])
+def test_long_rows_with_penalties_that_grow_inside_the_block(face, rule, config):
+    """Rows that are streamed, where each sees the drafts before it and no others."""
+    config = replace(config, presence_penalty=0.7, frequency_penalty=0.4)
+    counts = {1: 2, 7: 1}
+    accepted = set()
+    for seed in range(6 if face.name == "reference" else 12):
+        rng = np.random.default_rng([27, seed])
+        V, K = 2500, 4
+        target = (rng.normal(size=(K + 1, V)) * 3.0).astype(np.float32)
+        target[:, :3] += 9.0
+        draft = target[:K] + 0.3 * rng.normal(size=(K, V)).astype(np.float32)
+        tokens = rng.integers(0, 3, K).tolist()
+        seen = [dict(Counter(counts) + Counter(tokens[:i])) for i in range(K + 1)]
+        plain = replace(config, presence_penalty=0.0, frequency_penalty=0.0)
+        p = face.distributions_from_logits(target, config, token_counts=seen)
+        q = face.distributions_from_logits(draft, plain)
+        ours, theirs = np.random.default_rng(seed), np.random.default_rng(seed)
+        decision = face.verify_block_from_logits(
+            target, draft, tokens, config, plain, ours, rule=rule, token_counts=counts
+        )
+        same_as_on_rows(decision, face.verify_block(p, q, tokens, theirs, rule=rule))
+        assert plain_state(ours) == plain_state(theirs)
+        accepted.add(decision.accepted)
+    assert len(accepted) > 1
