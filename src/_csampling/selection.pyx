@@ -629,15 +629,19 @@ cdef double bound_of_sample(const double *sampled, Py_ssize_t taken, Py_ssize_t 
         # A row that sums to 1: from below, up to 0.7 of the mass that the nucleus leaves out. What is
         # small is many, hence sampled well; the heavy head need not be in the sample at all.
         below = 0.0
-        above = 0
         for b in range(SAMPLE_BUCKETS):
             below += mass[b] * scale
             if below > 0.7 * (1.0 - top_p):
                 return value_of(<uint64_t>(b + SAMPLE_FIRST) << 49) if b else 0.0
-            if counts[b]:
-                above = b + 1
-        # All that was sampled is left out: the mass is in a few that are larger.
-        return value_of(<uint64_t>(above + SAMPLE_FIRST) << 49) if above else 0.0
+        # The mass is in a few that are larger than most: a handful of the sample may still be among them.
+        above = 16
+        b = SAMPLE_BUCKETS - 1
+        while b > 0:
+            above -= counts[b]
+            if above <= 0:
+                return value_of(<uint64_t>(b + SAMPLE_FIRST) << 49)
+            b -= 1
+        return 0.0
     # k of n: from above, with a margin of four standard deviations of the sampled count.
     wanted = k / scale + 4.0 * sqrt(k / scale) + 4.0
     b = SAMPLE_BUCKETS - 1
