@@ -614,7 +614,7 @@ cdef double bound_of_sample(const double *sampled, Py_ssize_t taken, Py_ssize_t 
     """The same from the entries of every n // SAMPLE."""
     cdef double mass[SAMPLE_BUCKETS]
     cdef Py_ssize_t counts[SAMPLE_BUCKETS]
-    cdef Py_ssize_t i, b, above
+    cdef Py_ssize_t i, b, most, above
     cdef double scale, below, wanted
     memset(mass, 0, sizeof(mass))
     memset(counts, 0, sizeof(counts))
@@ -628,20 +628,18 @@ cdef double bound_of_sample(const double *sampled, Py_ssize_t taken, Py_ssize_t 
     if top_p < 1.0:
         # A row that sums to 1: from below, up to 0.7 of the mass that the nucleus leaves out. What is
         # small is many, hence sampled well; the heavy head need not be in the sample at all.
+        # Not above a handful of the sample either: what that says of the few largest is mostly noise.
+        most = SAMPLE_BUCKETS - 1
+        above = 16 - counts[most]
+        while most > 0 and above > 0:
+            most -= 1
+            above -= counts[most]
         below = 0.0
-        for b in range(SAMPLE_BUCKETS):
+        for b in range(most):
             below += mass[b] * scale
             if below > 0.7 * (1.0 - top_p):
                 return value_of(<uint64_t>(b + SAMPLE_FIRST) << 49) if b else 0.0
-        # The mass is in a few that are larger than most: a handful of the sample may still be among them.
-        above = 16
-        b = SAMPLE_BUCKETS - 1
-        while b > 0:
-            above -= counts[b]
-            if above <= 0:
-                return value_of(<uint64_t>(b + SAMPLE_FIRST) << 49)
-            b -= 1
-        return 0.0
+        return value_of(<uint64_t>(most + SAMPLE_FIRST) << 49) if most else 0.0
     # k of n: from above, with a margin of four standard deviations of the sampled count.
     wanted = k / scale + 4.0 * sqrt(k / scale) + 4.0
     b = SAMPLE_BUCKETS - 1
