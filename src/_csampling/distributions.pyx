@@ -11,6 +11,7 @@ import numpy as np
 
 cimport cython
 cimport numpy as cnp
+from cpython.object cimport PyObject, PyTypeObject
 from libc.math cimport isfinite
 from libc.stdint cimport int64_t
 from libc.string cimport memcpy
@@ -20,6 +21,7 @@ from mtplx._csampling.dlpack import widen_bfloat16
 cnp.import_array()
 
 cdef double OVERFLOW_SCALE = 2.0 ** -64
+cdef tuple NOTHING = ()
 cdef object sparse_type = None
 cdef object non_finite_logits_type = None
 cdef object describe_bad_logits = None
@@ -306,7 +308,9 @@ def restore(cls, token_ids, probs, vocab_size):
 
 
 cdef SparseDistributionBase adopt(object token_ids, object probs, int64_t vocab_size):
-    cdef SparseDistributionBase made = sparse_type.__new__(sparse_type)
+    # The type's own slot: `__new__` as an attribute is looked up, bound and checked.
+    cdef SparseDistributionBase made = (<PyTypeObject *>sparse_type).tp_new(
+        sparse_type, <PyObject *>NOTHING, NULL)
     cdef const int64_t *ids = <const int64_t *>cnp.PyArray_DATA(<cnp.ndarray>token_ids)
     cdef Py_ssize_t i, count = cnp.PyArray_DIM(<cnp.ndarray>token_ids, 0)
     cdef bint ascending = True

@@ -14,14 +14,15 @@ from mtplx._csampling.selection cimport Candidate, sort_candidates
 cnp.import_array()
 
 # Range that penalties are clamped to.
-PENALTY_MIN = -2.0
-PENALTY_MAX = 2.0
+cdef double LEAST = -2.0, MOST = 2.0
+PENALTY_MIN = LEAST
+PENALTY_MAX = MOST
 
 
 cdef double clamped(double penalty, str name) except? -3.0:
     if isnan(penalty):
         raise ValueError(f"{name} is nan")
-    return min(max(penalty, <double>PENALTY_MIN), <double>PENALTY_MAX)
+    return min(max(penalty, LEAST), MOST)
 
 
 cdef object require_mapping(object mapping, str name):

@@ -143,16 +143,59 @@ cdef double kth_largest(const double *values, Py_ssize_t n, Py_ssize_t k, double
             for i in range(min(groups, n - start)):
                 maxima[i] = values[start + i] if values[start + i] > maxima[i] else maxima[i]
             start += groups
-        bound = best_kth_largest(maxima, groups, k, room)
+        bound = reached_by_some(maxima, groups, k, room)
         n = table.split(values, n, bound, room + k, NULL, &ignored)
         values = room + k
     return best_kth_largest(values, n, k, room)
 
 
+cdef double reached_by_some(const double *values, Py_ssize_t n, Py_ssize_t k, double *room) noexcept nogil:
+    """A bound that k of the values reach and hardly more.
+
+    By halves, whose counts have no branch that depends on a value; the k-th largest where the values are too
+    alike for that, or not finite.
+    """
+    cdef double low = values[0], high = table.max_f64(values, n), middle
+    cdef Py_ssize_t i, reached
+    cdef int _round
+    for i in range(k):
+        low = min(low, values[i])
+    if isfinite(high - low):
+        for _round in range(10):
+            middle = low + 0.5 * (high - low)
+            reached = 0
+            for i in range(n):
+                reached += values[i] >= middle
+            if reached < k:
+                high = middle
+            elif reached <= k + (k >> 2):
+                return middle
+            else:
+                low = middle
+    return best_kth_largest(values, n, k, room)
+
+
 cdef double best_kth_largest(const double *values, Py_ssize_t n, Py_ssize_t k, double *best) noexcept nogil:
-    """The same by a list of the k best, descending: most values fail the first comparison."""
-    cdef Py_ssize_t i, j, held = 0
-    cdef double value, lowest = -INFINITY
+    """The same by a list of the k best, descending: most values fail the first comparison.
+
+    Or of the n - k + 1 worst, ascending, where these are fewer.
+    """
+    cdef Py_ssize_t i, j, held = 0, worst = n - k + 1
+    cdef double value, lowest = -INFINITY, highest = INFINITY
+    if worst < k:
+        for i in range(n):
+            value = values[i]
+            if value < highest or held < worst:
+                j = held if held < worst else worst - 1
+                while j > 0 and best[j - 1] > value:
+                    best[j] = best[j - 1]
+                    j -= 1
+                best[j] = value
+                if held < worst:
+                    held += 1
+                if held == worst:
+                    highest = best[worst - 1]
+        return highest
     for i in range(n):
         value = values[i]
         if value > lowest or held < k:
@@ -230,7 +273,6 @@ cdef selection_status best_probabilities(const Row *row, Py_ssize_t k, Candidate
         status = NO_MASS
     else:
         collect_values(row, k, maxima, blocks, best)
-    free(maxima)
     return status
 
 
@@ -244,19 +286,18 @@ cdef selection_status best_values(const Row *row, Py_ssize_t k, Candidates *best
     status = block_pass(row, 1.0, False, maxima, &run)
     if status == SELECTED:
         collect_values(row, k, maxima, blocks, best)
-    free(maxima)
     return status
 
 
 cdef double *open_candidates(Py_ssize_t k, Py_ssize_t blocks, Candidates *best) noexcept nogil:
-    """Room for the candidates of k ranks; returns room for the block maxima, twice, and k more, or NULL."""
-    cdef double *maxima = <double *>malloc((2 * blocks + k) * sizeof(double))
-    best.items = <Candidate *>malloc((2 * k + 2 * CHUNK) * sizeof(Candidate))
+    """Room for the candidates of k ranks; returns room for the block maxima, twice, and k more, or NULL.
+
+    One piece of memory: freeing the items frees the maxima.
+    """
+    cdef Py_ssize_t room = 2 * k + 2 * CHUNK
+    best.items = <Candidate *>malloc(room * sizeof(Candidate) + (2 * blocks + k) * sizeof(double))
     best.count = 0
-    if best.items is NULL:
-        free(maxima)
-        return NULL
-    return maxima
+    return <double *>(best.items + room) if best.items is not NULL else NULL
 
 
 cdef void collect_values(const Row *row, Py_ssize_t k, double *maxima, Py_ssize_t blocks,
@@ -341,6 +382,7 @@ cdef void divide_weights(Candidate *items, Py_ssize_t count, double total) noexc
 cdef double CLOSE = 2.0 ** -50
 # Below this, probabilities may be subnormal, where many weights meet: rank the probabilities themselves.
 cdef double TINY_WEIGHT = 2.0 ** -900
+cdef double SURELY_ORDINARY = -600.0  # no exponential of this or more is tiny: exp(-600) > 2^-866
 
 
 cdef double slack_below(const scaling *s, double bound, Py_ssize_t n) noexcept nogil:
@@ -357,10 +399,11 @@ cdef double slack_below(const scaling *s, double bound, Py_ssize_t n) noexcept n
     cdef double z = quotient - s.top
     cdef double weight
     if z > -745.0:
-        weight = weigh_one(bound, s)
         slack = 2.0 ** -48 * (1.0 + fabs(quotient) + fabs(s.top))
-        if weight < TINY_WEIGHT:
-            slack += n * (2.0 * SMALLEST) / weight
+        if z < SURELY_ORDINARY:
+            weight = weigh_one(bound, s)
+            if weight < TINY_WEIGHT:
+                slack += n * (2.0 * SMALLEST) / weight
         if bound - slack * s.temperature > lowest:
             return bound - slack * s.temperature
     return lowest
@@ -382,7 +425,6 @@ cdef selection_status best_logits(const Row *row, double temperature, double top
             status = collect_logits(row, &s, k, maxima, blocks, best)
         else:
             status = TOO_MANY
-    free(maxima)
     if status == SELECTED:
         decide(row, &s, top_p, k, run.sum, best)
     return status

@@ -51,6 +51,10 @@ cnp.import_array()
 
 cdef double OFF = INFINITY  # top_p that keeps everything
 
+# Rows longer than this are scanned for their best without the GIL: less is a matter of few microseconds.
+cdef enum:
+    LONG_SCAN = 1 << 16
+
 
 cdef double nucleus_mass(double top_p) except -1.0:
     """top_p as the selection takes it: OFF outside (0, 1)."""
@@ -413,7 +417,10 @@ def sparse_distribution_from_logits(logits, double temperature, double top_p, to
                 best.items[0].id = first_at(&row, largest)
                 best.items[0].weight = 1.0
         elif k and few(k, row.n) and temperature < INFINITY:
-            with nogil:
+            if row.n > LONG_SCAN:
+                with nogil:
+                    status = best_logits(&row, temperature, top_p, k, &best)
+            else:
                 status = best_logits(&row, temperature, top_p, k, &best)
         else:
             status = TOO_MANY
