@@ -230,9 +230,9 @@ cdef double entropy_of(const double *weights, Py_ssize_t n, double total) noexce
 cdef double accurate_sum(object values) except -1.0:
     """The sum that the definition divides by: values are cut at one bit, so that upper parts add exactly."""
     _, exponent = math.frexp(float(values.max()))
-    cut = math.ldexp(1.5, exponent + values.size.bit_length()) if exponent < 900 else math.inf
-    if math.isinf(cut):
-        return float(values.sum())
+    if exponent > 900:
+        return accurate_sum(values * 2.0 ** -200) * 2.0 ** 200
+    cut = math.ldexp(1.5, exponent + values.size.bit_length())
     upper = (values + cut) - cut
     return float(upper.sum() + (values - upper).sum())
 
