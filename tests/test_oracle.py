@@ -492,7 +492,7 @@ def test_catches_a_threshold_from_the_rows_before_the_draft(monkeypatch):
 def test_catches_siblings_verified_as_if_drawn_with_replacement(monkeypatch, rule):
     some = pairs(20, kinds=("full support",))
     assert worst(rule, some, tree=FAN2, replacement=False) <= LOSSLESS
-    monkeypatch.setattr(trees, "_without", lambda draft, token: draft)
+    monkeypatch.setattr(trees.Remainder, "without", lambda rest, token: rest)
     assert worst(rule, some, tree=FAN2, replacement=False) > CAUGHT
 
 
@@ -500,7 +500,7 @@ def test_catches_siblings_verified_as_if_drawn_with_replacement(monkeypatch, rul
 def test_catches_a_rejection_that_forgets_to_renormalise(monkeypatch, rule):
     some = pairs(20, kinds=("full support",))
     assert worst(rule, some, tree=FAN2) <= LOSSLESS
-    monkeypatch.setattr(trees, "_divided", lambda weights, like: weights[1])
+    monkeypatch.setattr(trees, "mass", lambda weights: 1.0)
     assert worst(rule, some, tree=FAN2) > CAUGHT
 
 

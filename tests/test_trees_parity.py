@@ -73,6 +73,24 @@ def both(target, draft, tree, seed, **options):
     return told
 
 
+def opened(rule, p, q, count, replacement):
+    """A node with that many children, as the walk opens it."""
+    if rule == "traversal":
+        return trees.TraversalNode.open(p, q, replacement)
+    return trees.open_node(rule, p, q, count, replacement)
+
+
+def siblings(rng, q, count, seed):
+    """Drafts from anywhere; or all from one block of the sums, or the last one; or the same token again."""
+    drawn = rng.choice(q.size, count, p=q)
+    if seed % 3 == 1:
+        ends = q.size if seed % 2 else min(q.size, 256)
+        drawn = np.arange(max(ends - count, 0), ends)[rng.permutation(min(count, ends))]
+    if seed % 3 == 2:
+        drawn[-1] = drawn[0]
+    return drawn
+
+
 @pytest.mark.parametrize(("rule", "replacement"), CASES)
 def test_random_trees(isa, rule, replacement):
     outcomes = set()
@@ -116,20 +134,18 @@ def test_wide_trees_of_long_rows(isa, rule, replacement):
 
 
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
-@pytest.mark.parametrize("rule", ["recursive", "traversal", "kseq"])
+@pytest.mark.parametrize(("rule", "replacement"), CASES)
 @pytest.mark.parametrize("V", [3, 20, 256, 257, 1000])
-def test_coins_next_to_the_threshold_of_every_sibling(isa, rule, V, sparse):
+def test_coins_next_to_the_threshold_of_every_sibling(isa, rule, replacement, V, sparse):
     """The threshold of sibling j to the last bit: the uniforms around it decide alike."""
     forced = 0
     for seed in range(12):
         rng = np.random.default_rng([42, seed, V])
         p, q = rng.dirichlet(np.full(V, 0.5), 2)
-        tokens = rng.choice(V, 3, p=q)
+        tokens = siblings(rng, q, 3, seed)
         tree = TokenTree(tokens, [-1, -1, -1])
         rows = [as_sparse(row) if sparse else row for row in (p, q)]
-        node = (
-            trees.TraversalNode(*rows, True) if rule == "traversal" else trees.open_node(rule, *rows, 3, True)
-        )
+        node = opened(rule, *rows, 3, replacement)
         for before in range(3):
             threshold = node.child_probability(int(tokens[before]))
             if threshold < 1.0:
@@ -137,7 +153,12 @@ def test_coins_next_to_the_threshold_of_every_sibling(isa, rule, V, sparse):
                     uniforms = [*[LAST] * before, u, 0.3, 0.6]
                     told = [
                         face.verify_tree(
-                            [rows[0]] * 4, [rows[1]] * 4, tree, scripted(*uniforms[:4]), rule=rule
+                            [rows[0]] * 4,
+                            [rows[1]] * 4,
+                            tree,
+                            scripted(*uniforms[:4]),
+                            rule=rule,
+                            replacement=replacement,
                         )
                         for face in (reference, verification)
                     ]
@@ -158,11 +179,7 @@ def test_draws_next_to_the_steps_of_what_is_left(isa, rule, replacement):
         V = [5, 300, 1100][seed % 3]
         p, q = rng.dirichlet(np.full(V, 0.5), 2)
         tokens = [int(np.argmax(q - p))] * 2 if replacement else np.argsort(p - q)[:2].tolist()
-        node = (
-            trees.TraversalNode(p, q, replacement)
-            if rule == "traversal"
-            else trees.open_node(rule, p, q, 2, replacement)
-        )
+        node = opened(rule, p, q, 2, replacement)
         for token in tokens:
             node = node.rejected(token)
         sums = np.cumsum(node.weights()[1])
@@ -241,6 +258,32 @@ def test_more_siblings_than_the_draft_has_tokens(isa):
                 both([one] * 6, [other] * 6, tree, seed, rule=rule, replacement=False)
 
 
+@pytest.mark.parametrize("rule", ["recursive", "traversal"])
+def test_removed_tokens_leave_little_or_nothing_of_long_draft_rows(isa, rule):
+    """All of q on a few tokens of one block, of two, or at the end of a row; all of them drafted."""
+    used_up = 0
+    for seed in range(60):
+        rng = np.random.default_rng([50, seed])
+        V = int(rng.choice([200, 256, 300, 1030]))
+        count = int(rng.integers(1, 5))
+        first = int(rng.choice([0, min(254, V - count), V - count]))
+        held = np.arange(first, first + count)
+        p, q = rng.dirichlet(np.full(V, 0.5)), np.zeros(V)
+        q[held] = rng.dirichlet(np.full(count, 0.3)) if seed % 4 else 5e-324
+        p[held] *= 1e-3
+        tokens = [*rng.permutation(held), *rng.integers(0, V, 2), int(held[0])]
+        rows = [p] * (len(tokens) + 1), [q] * (len(tokens) + 1)
+        tree = TokenTree(tokens, [-1] * len(tokens))
+        for narrow in (False, True):
+            given = [np.array(row, np.float32) for row in rows] if narrow else rows
+            both(*given, tree, seed, rule=rule, replacement=False)
+        node = opened(rule, p, q, len(tokens), False)
+        for token in tokens[:count]:
+            node = node.rejected(int(token))
+        used_up += node.rest.used_up
+    assert used_up == 60
+
+
 def test_large_supports(isa):
     for seed in range(30):
         rng = np.random.default_rng([48, seed])
@@ -260,8 +303,8 @@ def test_another_order_of_the_sum_would_show(isa, monkeypatch):
         count = 0
         for seed in range(40):
             p, q = np.random.default_rng([49, seed]).dirichlet(np.full(5000, 0.5), 2)
-            node = trees.RecursiveNode(p, q, True).rejected(0)
-            second = int(np.argmin(np.abs(node.target / q - 0.6)))
+            node = trees.RecursiveNode.open(p, q, True).rejected(0)
+            second = int(np.argmin(np.abs(node.rest.left[1] / node.rest.mass / q - 0.6)))
             for u in around(node.child_probability(second)):
                 arguments = [p] * 3, [q] * 3, TokenTree([int(np.argmax(q - p)), second], [-1, -1])
                 told = [

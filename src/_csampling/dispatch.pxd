@@ -68,7 +68,7 @@ cdef extern from "kernels.h" nogil:
         void (*block_sums_rough)(const float *p, const float *q, size_t n, float p_unit, float q_unit,
                                  double *sums) noexcept nogil
         void (*block_sums_scaled)(const double *p, const double *q, size_t n, double factor,
-                                  double *sums) noexcept nogil
+                                  double multiple, double *sums) noexcept nogil
         void (*residual)(const double *p, const double *q, size_t n, double *out,
                          running *total) noexcept nogil
         int (*weigh)(const double *p, size_t n, running *total) noexcept nogil

@@ -10,13 +10,19 @@ cdef extern from "numpy/random/bitgen.h" nogil:
         void *state
         double (*next_double)(void *state) noexcept nogil
 
-# What a draw is from: a row, or the differences (p - q)+ of two rows.
+# A token of which another multiple is subtracted than of all others.
+cdef struct Removed:
+    int64_t token
+    double multiple
+
+# What a draw is from: a row, or the differences (factor p - multiple q)+ of two rows.
 cdef struct Weights:
     const Row *p
     const Row *q          # NULL: p itself
-    double factor         # of p, 1 where there is no q
-    double p_divisor      # what the rows are divided by before anything else; no entry is larger
-    double q_divisor
+    double factor         # 1 where there is no q, like the next
+    double multiple
+    const Removed *removed
+    int removed_count     # 0 where there is no q
     bint positive_part    # count entries of p that are negative or not finite as 0
     double scale          # 1, or what keeps the sum from overflowing
     double total
@@ -38,12 +44,12 @@ cdef double *new_sums(Py_ssize_t n) noexcept nogil
 # Sums up what a draw is from; False if there is no finite positive mass, or an entry that may not be.
 cdef bint weigh(Weights *weights, const Row *p, const Row *q, bint positive_part, double *sums) noexcept nogil
 
-# The same of (factor p / p_divisor - q / q_divisor)+; a NaN counts as 0.
-cdef bint weigh_scaled(Weights *weights, const Row *p, const Row *q, double factor, double p_divisor,
-                       double q_divisor, double *sums) noexcept nogil
+# The same of (factor p - multiple q)+; a NaN counts as 0.
+cdef bint weigh_scaled(Weights *weights, const Row *p, const Row *q, double factor, double multiple,
+                       const Removed *removed, int removed_count, double *sums) noexcept nogil
 
-# x / total with the bits of a division, every x being within [0, total]; in place allowed.
-cdef void divide_parts(const double *x, Py_ssize_t n, double total, double *out) noexcept nogil
+# One of its weights, but for what scales them all.
+cdef double scaled_weight(const Weights *weights, Py_ssize_t token) noexcept nogil
 
 # The next weights of a row; at most a CHUNK at a time where they have to be computed, into the buffer.
 cdef Py_ssize_t weights_piece(const Weights *weights, Py_ssize_t start, double *buffer, double *other,

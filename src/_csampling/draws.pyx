@@ -14,7 +14,7 @@ import numpy as np
 
 cimport numpy as cnp
 from cpython.pycapsule cimport PyCapsule_GetPointer
-from libc.math cimport INFINITY, frexp, isfinite, ldexp
+from libc.math cimport INFINITY, isfinite
 from libc.stdint cimport int64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memset
@@ -81,12 +81,9 @@ cdef Py_ssize_t weights_piece(const Weights *weights, Py_ssize_t start, double *
     cdef const double *p
     cdef const double *q
     cdef Py_ssize_t i, length
-    if weights.q is NULL and weights.scale == 1.0 and not weights.positive_part and weights.p_divisor == 1.0:
+    if weights.q is NULL and weights.scale == 1.0 and not weights.positive_part:
         return probs_piece(weights.p, start, weights.p.n, buffer, piece)
     length = probs_piece(weights.p, start, CHUNK, buffer, &p)
-    if weights.p_divisor != 1.0:
-        divide_parts(p, length, weights.p_divisor, buffer)
-        p = buffer
     if weights.q is NULL:
         for i in range(length):
             # One residual against nothing: entries that are negative or not finite count as 0.
@@ -94,15 +91,19 @@ cdef Py_ssize_t weights_piece(const Weights *weights, Py_ssize_t start, double *
         q = other
     else:
         probs_piece(weights.q, start, CHUNK, other, &q)
-        if weights.q_divisor != 1.0:
-            divide_parts(q, length, weights.q_divisor, other)
-            q = other
         if weights.factor != 1.0:
             for i in range(length):
                 buffer[i] = weights.factor * p[i]
             p = buffer
+        if weights.multiple != 1.0:
+            for i in range(length):
+                other[i] = weights.multiple * q[i]
+            q = other
     memset(&ignored, 0, sizeof(ignored))
     table.residual(p, q, length, buffer, &ignored)
+    for i in range(weights.removed_count):
+        if start <= weights.removed[i].token < start + length:
+            buffer[weights.removed[i].token - start] = scaled_weight(weights, weights.removed[i].token)
     if weights.scale != 1.0:
         for i in range(length):
             buffer[i] *= weights.scale
@@ -110,27 +111,22 @@ cdef Py_ssize_t weights_piece(const Weights *weights, Py_ssize_t start, double *
     return length
 
 
-cdef void divide_parts(const double *x, Py_ssize_t n, double total, double *out) noexcept nogil:
-    cdef int exponent
-    cdef double factor
-    cdef Py_ssize_t i
-    if not 2.0 ** -900 < total < 1.0:
-        table.divide_f64(x, n, total, out)
-        return
-    # Kernels divide by numbers of at least 1 at half the cost. A power of two rounds nothing, and as no x is
-    # above the total, nothing overflows.
-    frexp(total, &exponent)
-    factor = ldexp(1.0, 1 - exponent)
-    for i in range(n):
-        out[i] = x[i] * factor
-    table.divide_f64(out, n, total * factor, out)
+cdef double scaled_weight(const Weights *weights, Py_ssize_t token) noexcept nogil:
+    cdef double multiple = weights.multiple, weight
+    cdef int i
+    for i in range(weights.removed_count):
+        if weights.removed[i].token == token:
+            multiple = weights.removed[i].multiple
+    weight = weights.factor * element(weights.p, token) - multiple * element(weights.q, token)
+    return weight if weight > 0.0 and isfinite(weight) else 0.0
 
 
 cdef bint weigh(Weights *weights, const Row *p, const Row *q, bint positive_part,
                 double *sums) noexcept nogil:
     weights.p = p
     weights.q = q
-    weights.factor = weights.p_divisor = weights.q_divisor = 1.0
+    weights.factor = weights.multiple = 1.0
+    weights.removed_count = 0
     weights.positive_part = False
     weights.scale = 1.0
     weights.sums = sums
@@ -146,18 +142,29 @@ cdef bint weigh(Weights *weights, const Row *p, const Row *q, bint positive_part
     return add_up(weights, 0)
 
 
-cdef bint weigh_scaled(Weights *weights, const Row *p, const Row *q, double factor, double p_divisor,
-                       double q_divisor, double *sums) noexcept nogil:
+cdef bint weigh_scaled(Weights *weights, const Row *p, const Row *q, double factor, double multiple,
+                       const Removed *removed, int removed_count, double *sums) noexcept nogil:
+    cdef double buffer[CHUNK]
+    cdef double other[CHUNK]
+    cdef const double *piece
+    cdef Py_ssize_t start, length
+    cdef int i
     weights.p = p
     weights.q = q
     weights.factor = factor
-    weights.p_divisor = p_divisor
-    weights.q_divisor = q_divisor
+    weights.multiple = multiple
+    weights.removed = removed
+    weights.removed_count = removed_count
     weights.positive_part = False
     weights.scale = 1.0
     weights.sums = sums
-    if p.kind == F64 and q.kind == F64 and p_divisor == 1.0 and q_divisor == 1.0:
-        table.block_sums_scaled(<const double *>p.data, <const double *>q.data, p.n, factor, sums)
+    if p.kind == F64 and q.kind == F64:
+        table.block_sums_scaled(<const double *>p.data, <const double *>q.data, p.n, factor, multiple, sums)
+        for i in range(removed_count):
+            # Where other multiples are subtracted: the sums of these pieces alone.
+            start = removed[i].token // CHUNK * CHUNK
+            length = weights_piece(weights, start, buffer, other, &piece)
+            table.block_sums(piece, length, sums + start // BLOCK)
         return add_up(weights, p.n)
     return add_up(weights, 0)
 

@@ -350,7 +350,7 @@ cdef problem leave_over(View *target, View *draft, Workspace *space, double fact
     sums = sums_room(space, target.n)
     if sums is NULL:
         return NO_ROOM
-    left.positive = weigh_scaled(&left.weights, &target.row, &draft.row, factor, 1.0, 1.0, sums)
+    left.positive = weigh_scaled(&left.weights, &target.row, &draft.row, factor, 1.0, NULL, 0, sums)
     left.mass = left.weights.total if left.positive else 0.0
     return FINE
 

@@ -1,19 +1,21 @@
 """Trees of drafts, verified in one call.
 
-Design: a `Step` is one node whose children are being tested; it holds what earlier rejections left of p
-(and, without replacement, of q). What is left over, D = (P p - q)+, is written only when the next rejection
-needs it: a draw needs the sums of its blocks, a test a single entry, and both are computed from the two
-rows. Sums that the rule divides by are those of `mtplx.reference.trees.mass`: the kernels sum in that very
-order, so every threshold has the reference's bits and nothing has to be certified but draws.
+Design: a `Step` is one node whose children are being tested; it holds what earlier rejections left of p and
+q, which is two multiples of the rows as given (`mtplx.reference.trees.Remainder`): a rejection is one pass
+over both rows that writes nothing but the sums of blocks, and a test reads single entries. Sums that the
+rule divides by are those of `mtplx.reference.trees.mass`: the kernels sum in that very order, so every
+threshold has the reference's bits and nothing has to be certified but draws.
 
-Memory: two rows for each node of the path that is followed, at most.
+Memory: the sums of blocks for each node of the path that is followed, and a copy of rows that are not
+float64; two rows for kseq.
 """
 
 import numpy as np
 
 cimport numpy as cnp
 from cpython.ref cimport Py_XDECREF, PyObject
-from libc.math cimport INFINITY, isfinite, isinf, nextafter
+from libc.float cimport DBL_MAX
+from libc.math cimport INFINITY, isfinite, nextafter
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
@@ -22,18 +24,19 @@ from mtplx._csampling.acceptance cimport acceptance
 from mtplx._csampling.arrays cimport F64, Row, bad_probabilities, element, ids_of
 from mtplx._csampling.blocks cimport Block, Side, open_given
 from mtplx._csampling.dispatch cimport BLOCK, CHUNK, table
-from mtplx._csampling.distributions cimport Support, find, normalise
+from mtplx._csampling.distributions cimport Support, find
 from mtplx._csampling.draws cimport (
+    Removed,
     Weights,
     bitgen_of,
-    divide_parts,
     draw,
     draw_place,
+    scaled_weight,
     weigh,
     weigh_scaled,
     weights_piece,
 )
-from mtplx._csampling.mass cimport OVERFLOW_SCALE, ROW_FINE, weigh_row, widen_into
+from mtplx._csampling.mass cimport ROW_FINE, weigh_row, widen_into
 from mtplx._csampling.rules cimport keep_probability, prefix_acceptance
 from mtplx._csampling.streams cimport BONUS_LANE, CORRECTION_LANE, next_uniform
 from mtplx._csampling.verification cimport open_side
@@ -82,15 +85,18 @@ cdef struct Room:
     double *p
     double *q
     double *sums
+    double *q_sums
+    Removed *removed
     Py_ssize_t p_room
     Py_ssize_t q_room
     Py_ssize_t sums_room
+    Py_ssize_t q_sums_room
+    Py_ssize_t removed_room
     int64_t *ids[3]       # of a sparse pair: p; what is left; what will be left
     double *weights[3]
-    int64_t *q_ids
-    double *q_weights
+    double *others        # what a sparse q has without the removed tokens
     Py_ssize_t support_room
-    Py_ssize_t q_support_room
+    Py_ssize_t others_room
 
 # A node, some of whose children were rejected. Rows point into the struct, so a step never moves.
 cdef struct Step:
@@ -102,22 +108,22 @@ cdef struct Step:
     View draft
     bint sparse
     bint draft_gone          # used up by children without replacement
-    bint changed             # p is no longer the target's row
+    bint changed             # something was taken from p
     ending end
-    # dense
     bint rows_ready
-    Row p                    # to be divided by p_divisor
+    double scale             # of p, once changed
+    double multiple          # of q; 0 until then
+    double left_mass         # of (scale p - multiple q)+, 1 until then
+    int removed_count        # tokens taken out of q
+    double draft_mass        # of what q has without them
+    # dense
+    Row p
     Row q
-    double p_divisor
-    double q_divisor
-    bint q_divided           # the draft's row has been written anew
-    Weights left             # once changed: D; q is NULL where it is written, into p
-    double left_mass
+    bint q_summed
+    Weights left             # once changed
     # sparse
     Support p_support        # ascending
-    Support left_support     # undivided
-    Support q_support        # in the order of storage
-    bint q_ascending
+    Support left_support     # once changed
     # kseq
     double division
     double rounds
@@ -145,25 +151,18 @@ cdef struct Tree:
 
 
 cdef double mass_of(const double *values, Py_ssize_t n) noexcept nogil:
-    cdef bint ignored
-    return checked_mass(values, n, &ignored)
-
-
-cdef double checked_mass(const double *values, Py_ssize_t n, bint *bad) noexcept nogil:
-    """The sum of `mtplx.reference.trees.mass`, and whether an entry is negative or NaN."""
+    """The sum of `mtplx.reference.trees.mass`."""
     cdef double sums[2]
     cdef double total = 0.0
     cdef Py_ssize_t i, length
-    bad[0] = False
     if n <= BLOCK:
         for i in range(n):
             total += values[i]
-            bad[0] = bad[0] or not values[i] >= 0.0
         return total
     i = 0
     while i < n:
         length = min(<Py_ssize_t>CHUNK, n - i)
-        bad[0] = table.block_sums(values + i, length, sums) or bad[0]
+        table.block_sums(values + i, length, sums)
         total += sums[0]
         if length > BLOCK:
             total += sums[1]
@@ -210,11 +209,12 @@ cdef void free_room(Room *room) noexcept nogil:
     for i in range(3):
         free(room.ids[i])
         free(room.weights[i])
-    free(room.q_ids)
-    free(room.q_weights)
+    free(room.others)
+    free(room.removed)
     free(room.p)
     free(room.q)
     free(room.sums)
+    free(room.q_sums)
 
 
 cdef bint is_support(const View *view) noexcept nogil:
@@ -284,12 +284,17 @@ cdef problem enter(Tree *tree, Step *step, Py_ssize_t node, double reach) noexce
         failure.n = step.target.n
         failure.m = step.draft.n
         return BAD_LENGTH
-    step.q_support = step.draft.support
-    step.q_ascending = step.draft.ascending
-    step.p_divisor = step.q_divisor = 1.0
+    step.left_mass = step.draft_mass = 1.0
     step.end = FROM_TARGET
     if tree.rule == KSEQ:
         return open_kseq(tree, step, tree.children[node + 1])
+    if not tree.replacement and step.room.removed_room < tree.children[node + 1]:
+        free(step.room.removed)
+        step.room.removed = <Removed *>malloc(tree.children[node + 1] * sizeof(Removed))
+        if step.room.removed is NULL:
+            step.room.removed_room = 0
+            return NO_ROOM
+        step.room.removed_room = tree.children[node + 1]
     return FINE
 
 
@@ -310,50 +315,44 @@ cdef problem ready_rows(Step *step) noexcept nogil:
 
 cdef problem target_probability(Step *step, int64_t token, Failure *failure, double *p) noexcept nogil:
     """p(x) after the rejections so far."""
-    cdef double value, q
     failure.of_draft = False
     if not step.changed:
         return probability(&step.target, token, failure, p)
     if step.sparse:
-        p[0] = find(&step.p_support, True, token)
+        p[0] = find(&step.left_support, True, token) / step.left_mass
         return FINE
     failure.token = token
     failure.n = step.p.n
     if not 0 <= token < step.p.n:
         return BAD_ID
-    value = (<const double *>step.p.data)[token]
-    if step.left.q is not NULL:
-        q = (<const double *>step.q.data)[token]
-        if step.p_divisor != 1.0:
-            value /= step.p_divisor
-        if step.q_divisor != 1.0:
-            q /= step.q_divisor
-        value = step.left.factor * value - q
-        value = value * step.left.scale if value > 0.0 and isfinite(value) else 0.0
-    p[0] = value / step.left_mass
+    p[0] = scaled_weight(&step.left, token) * step.left.scale / step.left_mass
     return FINE
 
 
 cdef problem draft_probability(Step *step, int64_t token, Failure *failure, double *q) noexcept nogil:
     """q(x) for the next child."""
+    cdef problem status
     failure.of_draft = True
-    if step.draft_gone:
+    if step.draft_gone or was_removed(step, token):
         q[0] = 0.0
         return FINE
-    if step.draft.mode != DENSE:
-        q[0] = find(&step.q_support, step.q_ascending, token)
-        return FINE
-    if step.q_divisor == 1.0 and not step.q_divided:
-        return probability(&step.draft, token, failure, q)
-    failure.token = token
-    failure.n = step.q.n
-    if not 0 <= token < step.q.n:
-        return BAD_ID
-    q[0] = (<const double *>step.q.data)[token] / step.q_divisor
+    status = probability(&step.draft, token, failure, q)
+    if status != FINE or step.removed_count == 0:
+        return status
+    q[0] /= step.draft_mass
     if not (q[0] >= 0.0 and isfinite(q[0])):
+        failure.token = token
         failure.value = q[0]
         return BAD_VALUE
     return FINE
+
+
+cdef bint was_removed(const Step *step, int64_t token) noexcept nogil:
+    cdef int i
+    for i in range(step.removed_count):
+        if step.room.removed[i].token == token:
+            return True
+    return False
 
 
 cdef problem child_threshold(Tree *tree, Step *step, int64_t token, double *threshold) noexcept nogil:
@@ -389,219 +388,195 @@ cdef problem child_threshold(Tree *tree, Step *step, int64_t token, double *thre
 
 cdef problem reject(Tree *tree, Step *step, int64_t token) noexcept nogil:
     """Account for the rejection of the child that held this token."""
-    cdef double factor = step.reach if tree.rule == TRAVERSAL else 1.0
-    cdef double left = 0.0
+    cdef double reach = step.reach if tree.rule == TRAVERSAL else 1.0
+    cdef double left_over = 0.0
     cdef bint positive = False
     cdef problem status
     tree.block.failure.row = step.node + 1
     if tree.rule == KSEQ or step.draft_gone:
         return FINE
-    if step.sparse:
-        status = reject_sparse(tree, step, factor, &positive, &left)
-    else:
-        status = ready_rows(step)
-        if status == FINE:
-            status = reject_dense(tree, step, factor, &positive, &left)
+    status = ready_support(tree, step) if step.sparse else ready_rows(step)
+    if status == FINE and reach > 0.0:
+        status = take_from_target(tree, step, reach, &positive, &left_over)
     if status != FINE:
         return status
     if positive:
         step.changed = True
         step.end = FROM_LEFT
-    elif tree.rule == RECURSIVE:
+    elif tree.rule == RECURSIVE and not step.changed:
         step.end = FROM_POSITIVE
     if tree.rule == TRAVERSAL:
-        step.reach = keep_probability(left, step.reach)
+        step.reach = keep_probability(left_over, step.reach)
     if not tree.replacement:
         return take_out(step, token)
     return FINE
 
 
-cdef problem reject_dense(Tree *tree, Step *step, double factor, bint *positive, double *left) noexcept nogil:
+cdef problem take_from_target(Tree *tree, Step *step, double reach, bint *positive,
+                              double *left_over) noexcept nogil:
+    """`Remainder.less`: the next multiple of q, and what it leaves."""
+    cdef double scale = step.scale if step.changed else reach
+    cdef double part = reach if step.changed else 1.0
+    cdef double multiple = step.multiple + step.left_mass / (part * step.draft_mass)
+    cdef double mass = 0.0, shrink = 1.0
+    cdef Support left
     cdef Weights after
-    if step.changed and step.left.q is not NULL:
-        if write_and_sum(step, factor, &after):
-            return take_left(tree, step, &after, positive, left)
-        if step.left.q is not NULL:
-            return NO_ROOM
-    positive[0] = weigh_scaled(&after, &step.p, &step.q, factor, step.p_divisor, step.q_divisor,
-                               step.room.sums)
-    if not positive[0]:
-        if tree.rule == RECURSIVE and not weigh(&after, &step.p, NULL, True, step.room.sums):
-            return WITHOUT_MASS
-        if step.changed:
-            # The sums of what is left were written over.
-            weigh(&step.left, &step.p, NULL, False, step.room.sums)
-        return FINE
-    return take_left(tree, step, &after, positive, left)
-
-
-cdef problem take_left(Tree *tree, Step *step, const Weights *after, bint *positive,
-                       double *left) noexcept nogil:
-    """Go on with what a rejection left, some of which is positive."""
-    positive[0] = True
-    step.left = after[0]
-    step.left_mass = mass_left(after)
-    left[0] = step.left_mass if after.scale == 1.0 else INFINITY
-    if not tree.replacement and not write_left(step):  # q is about to change
-        return NO_ROOM
+    if multiple > DBL_MAX:
+        multiple = DBL_MAX
+    if step.sparse:
+        left = subtract_support(step, scale, multiple)
+        positive[0] = left.count > 0
+        if not positive[0]:
+            return FINE
+        mass = mass_of(left.weights, left.count)
+        keep_support(step, &left)
+    else:
+        positive[0] = weigh_scaled(&after, &step.p, &step.q, scale, multiple, step.room.removed,
+                                   step.removed_count, step.room.sums)
+        if not positive[0]:
+            if step.changed:
+                # The sums of what is left were written over.
+                weigh_scaled(&after, &step.p, &step.q, step.scale, step.multiple, step.room.removed,
+                             step.left.removed_count, step.room.sums)
+            elif tree.rule == RECURSIVE and not weigh(&after, &step.p, NULL, True, step.room.sums):
+                return WITHOUT_MASS
+            return FINE
+        mass = mass_left(&after)
+        shrink = after.scale
+        step.left = after
+    if shrink != 1.0:
+        left_over[0] = INFINITY
+    else:
+        left_over[0] = mass * (reach / step.left_mass) if step.changed else mass
+    # Later differences are of rows that are scaled like what is left.
+    step.scale = scale * shrink
+    step.multiple = multiple * shrink
+    step.left_mass = mass
     return FINE
 
 
-cdef bint write_and_sum(Step *step, double factor, Weights *after) noexcept nogil:
-    """`write_left`, and in the same pass the sums of `weigh_scaled`; False if those do not do."""
-    cdef double buffer[CHUNK]
-    cdef double other[CHUNK]
-    cdef const double *piece
-    cdef const double *q
-    cdef Py_ssize_t n = step.p.n, start = 0, length
-    cdef double *out = room_for(&step.room.p, &step.room.p_room, n)
-    if out is NULL or step.left.scale != 1.0:
-        write_left(step)
-        return False
-    while start < n:
-        length = weights_piece(&step.left, start, buffer, other, &piece)
-        memcpy(out + start, piece, length * sizeof(double))
-        divide_parts(piece, length, step.left_mass, buffer)
-        q = <const double *>step.q.data + start
-        if step.q_divisor != 1.0:
-            divide_parts(q, length, step.q_divisor, other)
-            q = other
-        table.block_sums_scaled(buffer, q, length, factor, step.room.sums + start // BLOCK)
-        start += length
-    written(step, out)
-    after.p = &step.p
-    after.q = &step.q
-    after.factor = factor
-    after.p_divisor = step.p_divisor
-    after.q_divisor = step.q_divisor
-    after.positive_part = False
-    after.scale = 1.0
-    after.sums = step.room.sums
-    after.total = 0.0
-    for start in range((n + BLOCK - 1) // BLOCK):
-        after.total += step.room.sums[start]
-    return after.total > 0.0 and isfinite(after.total)
-
-
-cdef void written(Step *step, double *out) noexcept nogil:
-    as_dense_row(&step.p, out, step.p.n)
-    step.p_divisor = step.left_mass
-    step.left.q = NULL
-    step.left.p = &step.p
-    step.left.factor = step.left.p_divisor = step.left.q_divisor = step.left.scale = 1.0
-
-
-cdef bint write_left(Step *step) noexcept nogil:
-    """Write what is left over, in place of p."""
-    cdef double buffer[CHUNK]
-    cdef double other[CHUNK]
-    cdef const double *piece
-    cdef Py_ssize_t n = step.p.n, start = 0, length
-    cdef double *out = room_for(&step.room.p, &step.room.p_room, n)
-    if out is NULL:
-        return False
-    while start < n:
-        length = weights_piece(&step.left, start, buffer, other, &piece)
-        memcpy(out + start, piece, length * sizeof(double))
-        start += length
-    written(step, out)
-    return True
-
-
-cdef problem reject_sparse(Tree *tree, Step *step, double factor, bint *positive,
-                           double *left) noexcept nogil:
+cdef problem ready_support(Tree *tree, Step *step) noexcept nogil:
+    """The target's support by ascending id, before the first rejection of a sparse pair."""
     cdef Room *room = &step.room
     cdef View ordered = step.target
-    cdef Py_ssize_t i, count = 0
-    cdef int64_t *ids
-    cdef double *weights
-    cdef double difference
-    if not step.rows_ready:
-        if not (ascend(&ordered, &tree.space, 0) and support_room(room, ordered.support.count)):
-            return NO_ROOM
-        memcpy(room.ids[0], ordered.support.ids, ordered.support.count * sizeof(int64_t))
-        memcpy(room.weights[0], ordered.support.weights, ordered.support.count * sizeof(double))
-        step.p_support.ids = room.ids[0]
-        step.p_support.weights = room.weights[0]
-        step.p_support.count = ordered.support.count
-        step.rows_ready = True
-    for i in range(step.p_support.count):
-        difference = factor * step.p_support.weights[i] - find(&step.q_support, step.q_ascending,
-                                                               step.p_support.ids[i])
-        if difference > 0.0 and isfinite(difference):
-            room.ids[2][count] = step.p_support.ids[i]
-            room.weights[2][count] = difference
-            count += 1
-    positive[0] = count > 0
-    if not positive[0]:
+    if step.rows_ready:
         return FINE
-    left[0] = mass_of(room.weights[2], count)
-    memcpy(room.ids[0], room.ids[2], count * sizeof(int64_t))
-    memcpy(room.weights[0], room.weights[2], count * sizeof(double))
-    normalise(room.weights[0], count)
-    ids = room.ids[1]
-    weights = room.weights[1]
+    if not (ascend(&ordered, &tree.space, 0) and support_room(room, ordered.support.count)):
+        return NO_ROOM
+    memcpy(room.ids[0], ordered.support.ids, ordered.support.count * sizeof(int64_t))
+    memcpy(room.weights[0], ordered.support.weights, ordered.support.count * sizeof(double))
+    step.p_support.ids = room.ids[0]
+    step.p_support.weights = room.weights[0]
+    step.p_support.count = ordered.support.count
+    step.rows_ready = True
+    return FINE
+
+
+cdef Support subtract_support(Step *step, double scale, double multiple) noexcept nogil:
+    """(scale p - multiple q)+ of a sparse pair, without what is 0."""
+    cdef Support left
+    cdef int64_t *ids = step.room.ids[2]
+    cdef double *weights = step.room.weights[2]
+    cdef Py_ssize_t i, count = 0
+    cdef int64_t token
+    cdef double its_own, difference
+    cdef int j
+    for i in range(step.p_support.count):
+        token = step.p_support.ids[i]
+        its_own = multiple
+        for j in range(step.removed_count):
+            if step.room.removed[j].token == token:
+                its_own = step.room.removed[j].multiple
+        difference = scale * step.p_support.weights[i] - its_own * find(&step.draft.support,
+                                                                        step.draft.ascending, token)
+        if difference > 0.0 and isfinite(difference):
+            ids[count] = token
+            weights[count] = difference
+            count += 1
+    left.ids = ids
+    left.weights = weights
+    left.count = count
+    return left
+
+
+cdef void keep_support(Step *step, const Support *left) noexcept nogil:
+    cdef Room *room = &step.room
+    cdef int64_t *ids = room.ids[1]
+    cdef double *weights = room.weights[1]
+    step.left_support = left[0]
     room.ids[1] = room.ids[2]
     room.weights[1] = room.weights[2]
     room.ids[2] = ids
     room.weights[2] = weights
-    step.left_support.ids = room.ids[1]
-    step.left_support.weights = room.weights[1]
-    step.left_support.count = step.p_support.count = count
-    return FINE
 
 
 cdef problem take_out(Step *step, int64_t token) noexcept nogil:
     """q without the token, for the next sibling."""
     cdef Room *room = &step.room
+    cdef const Support *q = &step.draft.support
     cdef Py_ssize_t i, count = 0
-    cdef double total
-    cdef double *q
-    cdef bint bad
-    if step.draft.mode != DENSE:
-        if room.q_support_room < step.q_support.count:
-            free(room.q_ids)
-            free(room.q_weights)
-            room.q_support_room = 0
-            room.q_ids = <int64_t *>malloc(step.q_support.count * sizeof(int64_t))
-            room.q_weights = <double *>malloc(step.q_support.count * sizeof(double))
-            if room.q_ids is NULL or room.q_weights is NULL:
-                return NO_ROOM
-            room.q_support_room = step.q_support.count
-        for i in range(step.q_support.count):
-            if step.q_support.ids[i] != token:
-                room.q_ids[count] = step.q_support.ids[i]
-                room.q_weights[count] = step.q_support.weights[i]
-                count += 1
-        step.q_support.ids = room.q_ids
-        step.q_support.weights = room.q_weights
-        step.q_support.count = count
-        step.draft_gone = not normalise(room.q_weights, count) > 0.0
-        if not step.sparse:
-            scatter(&step.q_support, <double *>step.q.data, step.q.n)
-        return FINE
-    q = room_for(&room.q, &room.q_room, step.q.n)
-    if q is NULL:
+    if not was_removed(step, token):
+        room.removed[step.removed_count].token = token
+        room.removed[step.removed_count].multiple = step.multiple
+        step.removed_count += 1
+    if step.draft.mode == DENSE:
+        return weigh_others(step)
+    if room_for(&room.others, &room.others_room, q.count) is NULL:
         return NO_ROOM
-    if step.q_divisor != 1.0:
-        divide_parts(<const double *>step.q.data, step.q.n, step.q_divisor, q)
-    elif <const char *>q != step.q.data:
-        memcpy(q, step.q.data, step.q.n * sizeof(double))
-    q[token] = 0.0
-    as_dense_row(&step.q, q, step.q.n)
-    total = checked_mass(q, step.q.n, &bad)
-    if isinf(total):
-        for i in range(step.q.n):
-            q[i] *= OVERFLOW_SCALE
-        total = checked_mass(q, step.q.n, &bad)
-    step.draft_gone = total == 0.0 and not any_of(q, step.q.n)
-    step.q_divisor = total
-    if bad or not (total > 0.0 and isfinite(total)):
-        # A row that is no distribution: divided here, as it is defined.
-        table.divide_f64(q, step.q.n, total, q)
-        step.q_divisor = 1.0
-        step.q_divided = True
+    for i in range(q.count):
+        if not was_removed(step, q.ids[i]):
+            room.others[count] = q.weights[i]
+            count += 1
+    step.draft_mass = mass_of(room.others, count)
+    step.draft_gone = not any_of(room.others, count)
     return FINE
+
+
+cdef problem weigh_others(Step *step) noexcept nogil:
+    """The mass of a dense q without the removed tokens: only the sums of their blocks change."""
+    cdef double buffer[BLOCK]
+    cdef const double *q = <const double *>step.q.data
+    cdef Py_ssize_t n = step.q.n, block, length
+    cdef double *sums = room_for(&step.room.q_sums, &step.room.q_sums_room, (n + BLOCK - 1) // BLOCK)
+    cdef double total = 0.0
+    cdef int j
+    if sums is NULL:
+        return NO_ROOM
+    if n > BLOCK and not step.q_summed:
+        table.block_sums(q, n, sums)
+    for j in range(0 if n <= BLOCK or not step.q_summed else step.removed_count - 1, step.removed_count):
+        block = step.room.removed[j].token // BLOCK
+        length = min(<Py_ssize_t>BLOCK, n - block * BLOCK)
+        others_of_block(step, block, length, buffer)
+        if n > BLOCK:
+            table.block_sums(buffer, length, sums + block)
+        else:
+            total = mass_of(buffer, n)
+    step.q_summed = True
+    if n > BLOCK:
+        for block in range((n + BLOCK - 1) // BLOCK):
+            total += sums[block]
+    step.draft_mass = total
+    step.draft_gone = False
+    if total == 0.0:
+        # Nothing, or entries that are no probabilities and cancel.
+        for block in range((n + BLOCK - 1) // BLOCK):
+            length = min(<Py_ssize_t>BLOCK, n - block * BLOCK)
+            others_of_block(step, block, length, buffer)
+            if any_of(buffer, length):
+                return FINE
+        step.draft_gone = True
+    return FINE
+
+
+cdef void others_of_block(const Step *step, Py_ssize_t block, Py_ssize_t length, double *out) noexcept nogil:
+    cdef Py_ssize_t at
+    cdef int j
+    memcpy(out, <const double *>step.q.data + block * BLOCK, length * sizeof(double))
+    for j in range(step.removed_count):
+        at = step.room.removed[j].token - block * BLOCK
+        if 0 <= at < length:
+            out[at] = 0.0
 
 
 cdef bint any_of(const double *values, Py_ssize_t n) noexcept nogil:
@@ -800,10 +775,6 @@ cdef problem finish(Tree *tree, Step *step) noexcept nogil:
         return FINE
     if not weigh(&weights, &step.p, NULL, True, step.room.sums):
         return WITHOUT_MASS
-    if step.p_divisor != 1.0:
-        # The definition draws from the quotients.
-        table.divide_f64(<const double *>step.p.data, step.p.n, step.p_divisor, <double *>step.p.data)
-        weigh(&weights, &step.p, NULL, True, step.room.sums)
     token[0] = draw(&weights, next_uniform(&tree.block.stream, CORRECTION_LANE))
     return FINE
 

@@ -782,7 +782,8 @@ cdef int64_t draw_correction(Prepared *prepared, double u) noexcept nogil:
         return draw_difference(&prepared.target.support, &prepared.draft.support, u)
     weights.p = &prepared.target.row
     weights.q = &prepared.draft.row if prepared.residual else NULL
-    weights.factor = weights.p_divisor = weights.q_divisor = 1.0
+    weights.factor = weights.multiple = 1.0
+    weights.removed_count = 0
     weights.positive_part = prepared.positive_part
     weights.scale = prepared.scale
     weights.total = prepared.total

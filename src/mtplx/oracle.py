@@ -308,7 +308,7 @@ def _bottom_up(target: _Rows, draft: _Rows, shape: Shape, replacement: bool) -> 
             keep = _chance(reach) if prefix else 1.0
             outcomes.add(prefix, mass * keep, target.shares(prefix))
             return 1.0 - keep
-        start = trees.TraversalNode(target[prefix], draft[prefix], replacement, reach)
+        start = trees.TraversalNode.open(target[prefix], draft[prefix], replacement, reach)
         pending = [(start, _drawable(draft, prefix, len(shape), replacement), 1.0)]
         for child in shape:
             rejected = []

@@ -104,8 +104,9 @@ typedef struct kernels {
     void (*block_sums_residual)(const double *p, const double *q, size_t n, double *sums);
     /* One sum of (p * p_unit - q * q_unit)+ per BLOCK, within 13 float32 roundings. */
     void (*block_sums_rough)(const float *p, const float *q, size_t n, float p_unit, float q_unit, double *sums);
-    /* The same of (factor * p - q)+; the product is rounded. */
-    void (*block_sums_scaled)(const double *p, const double *q, size_t n, double factor, double *sums);
+    /* The same of (factor * p - multiple * q)+; both products are rounded. */
+    void (*block_sums_scaled)(const double *p, const double *q, size_t n, double factor, double multiple,
+                              double *sums);
     /* out = (p - q)+, NaN and inf counted as 0, added to *total. */
     void (*residual)(const double *p, const double *q, size_t n, double *out, running *total);
     /* Adds p to *total; nonzero if an element is negative or NaN. */

@@ -851,12 +851,13 @@ static void block_sums_residual(const double *p, const double *q, size_t n, doub
     TO_SUMS(p, q, n, ABOVE);
 }
 
-static void block_sums_scaled(const double *p, const double *q, size_t n, double factor, double *sums)
+static void block_sums_scaled(const double *p, const double *q, size_t n, double factor, double multiple,
+                              double *sums)
 {
-    const f64v f = all_f64(factor);
+    const f64v f = all_f64(factor), m = all_f64(multiple);
 #define ABOVE_SCALED(from, other)                                                                       \
     IN_GROUP acc[j] += larger_f64(                                                                      \
-        f * load_f64((from) + j * F64_LANES) - load_f64((other) + j * F64_LANES), all_f64(0.0))
+        f * load_f64((from) + j * F64_LANES) - m * load_f64((other) + j * F64_LANES), all_f64(0.0))
     TO_SUMS(p, q, n, ABOVE_SCALED);
 }
 

@@ -572,24 +572,30 @@ def positive_differences(target_p: Any, draft_q: Any, scale: float = 1.0) -> tup
 
     `scale` is 1 but for the block rule, where it is the acceptance probability of the prefix.
     """
+    ids, p, q = aligned(target_p, draft_q)
+    with np.errstate(all="ignore"):
+        weights, positive = _positive_part(p - q if scale == 1.0 else scale * p - q)
+    if ids is None:
+        return (None, weights), positive
+    support = weights > 0.0
+    return (ids[support], weights[support]), positive
+
+
+def aligned(target_p: Any, draft_q: Any) -> tuple[NDArray[np.int64] | None, Float64, Float64]:
+    """p and q side by side: over the target's support by ascending id if both are sparse, else over V."""
     if isinstance(target_p, SparseDistribution) and isinstance(draft_q, SparseDistribution):
         order = np.argsort(target_p.token_ids, kind="stable")
         ids = target_p.token_ids[order]
-        p = target_p.probs[order]
         by_id = np.argsort(draft_q.token_ids, kind="stable")
         place = np.searchsorted(draft_q.token_ids[by_id], ids)
         place = by_id[np.minimum(place, by_id.size - 1)]
         q = np.where(draft_q.token_ids[place] == ids, draft_q.probs[place], 0.0)
-        weights, positive = _positive_part(p - q if scale == 1.0 else scale * p - q)
-        support = weights > 0.0
-        return (ids[support], weights[support]), positive
+        return ids, target_p.probs[order], q
     p = as_dense(target_p, "target_p")
     q = as_dense(draft_q, "draft_q")
     if p.size != q.size:
         raise ValueError(f"target_p has {p.size} entries, draft_q {q.size}")
-    with np.errstate(all="ignore"):
-        weights, positive = _positive_part(p - q if scale == 1.0 else scale * p - q)
-    return (None, weights), positive
+    return None, p, q
 
 
 def correction_weights(target_p: Any, draft_q: Any, scale: float = 1.0) -> tuple[Weights, bool]:

@@ -22,7 +22,8 @@ first; a leaf that fails is removed, its parent accounts for the failure in its 
 its next child, or is tested itself when none is left. The context is kept without a test.
 
 *Sums* over V that a rule divides by (after a rejection, in the equation of ``"kseq"``) are taken in one
-fixed order, `mass`, whose result later tests depend on to the last bit.
+fixed order, `mass`, whose result later tests depend on to the last bit. No quotient is taken but of single
+entries: what is left of a row stays a difference of the two rows as given, `Remainder`.
 
 On a tree that is a chain, ``"recursive"`` is ``verify_block`` with the rule ``"exact"``, draw for draw,
 and ``"traversal"`` has the thresholds of ``"block"`` (it draws its coins one by one, from the end).
@@ -32,6 +33,7 @@ from __future__ import annotations
 
 import math
 import operator
+import sys
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -43,11 +45,10 @@ from mtplx.reference.one_row import (
     Float64,
     Weights,
     _positive_part,
-    acceptance_probability,
+    aligned,
     as_dense,
     as_probabilities,
-    correction_weights,
-    positive_differences,
+    positive_weights,
     probability_of,
     require_same_length,
     weights_of,
@@ -98,13 +99,11 @@ def mass(weights: Float64) -> float:
 class TreeNode(Protocol):
     """A node with children, the first few of which were rejected."""
 
-    @property
-    def target(self) -> Distribution:
-        """p of the next test."""
+    def target_probability(self, token: int) -> float:
+        """p(x) of the next test."""
 
-    @property
-    def draft(self) -> Distribution | None:
-        """q of the next child."""
+    def draft_probability(self, token: int) -> float:
+        """q(x) of the next child."""
 
     def child_probability(self, token: int) -> float:
         """What the coin of the next child is compared with (bottom up: unless its own children fail)."""
@@ -117,52 +116,177 @@ class TreeNode(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Remainder:
+    """What rejections left of the two rows of a node, told by the rows as they were given.
+
+    The first rejection leaves ``(P p - q)+``. From D of mass R the next one leaves ``(P D/R - q)+``, which
+    is ``(D - c q)+`` times ``P/R``, with ``c = R/P``; and as D itself is ``(s p - b q)+``, that is
+    ``(s p - (b + c) q)+``. So however many children failed, what is left is one difference of the given
+    rows, `scale` s and `multiple` b being all that changes. Without replacement the q that is subtracted
+    is what the given row has without the removed tokens, divided by its mass m: ``c = R/(P m)``, and b of
+    a removed token grows no further.
+
+    Parameters
+    ----------
+    target, draft : Distribution
+        The rows as given.
+    scale, multiple : float
+        s and b.
+    left : Weights or None
+        D. None as long as nothing was taken from p.
+    mass : float
+        R.
+    removed : tuple of (int, float)
+        Tokens taken out of q, each with its own b.
+    draft_mass : float
+        m.
+    used_up : bool
+        Whether nothing is left of q.
+
+    Examples
+    --------
+    >>> start = Remainder(np.array([0.5, 0.5, 0.0]), np.array([0.0, 0.75, 0.25]))
+    >>> rest, mass = start.less(1.0)
+    >>> rest.left, mass, rest.target_probability(0), rest.without(1).draft_probability(2)
+    ((None, array([0.5, 0. , 0. ])), 0.5, 1.0, 1.0)
+    """
+
+    target: Distribution
+    draft: Distribution
+    scale: float = 1.0
+    multiple: float = 0.0
+    left: Weights | None = None
+    mass: float = 1.0
+    removed: tuple[tuple[int, float], ...] = ()
+    draft_mass: float = 1.0
+    used_up: bool = False
+
+    def target_probability(self, token: int) -> float:
+        if self.left is None:
+            return probability_of(self.target, token, "target_p")
+        ids, weights = self.left
+        if ids is None:
+            return probability_of(weights, token, "target_p") / self.mass
+        place = int(np.searchsorted(ids, token))
+        return float(weights[place]) / self.mass if place < ids.size and ids[place] == token else 0.0
+
+    def draft_probability(self, token: int) -> float:
+        if self.used_up or any(token == gone for gone, _ in self.removed):
+            return 0.0
+        q = probability_of(self.draft, token, "draft_q")
+        if not self.removed:
+            return q
+        with np.errstate(all="ignore"):
+            q = float(np.divide(q, self.draft_mass))
+        if not 0.0 <= q < math.inf:
+            raise ValueError(f"draft_q must be finite and not negative: entry {token} is {q}")
+        return q
+
+    def less(self, reach: float) -> tuple[Remainder, float]:
+        """What the next rejection leaves, and ``sum (reach p - q)+``; the same object where that is 0."""
+        if reach == 0.0:
+            return self, 0.0
+        scale, multiple = (reach, 0.0) if self.left is None else (self.scale, self.multiple)
+        part = 1.0 if self.left is None else reach
+        with np.errstate(all="ignore"):
+            multiple = min(multiple + float(np.divide(self.mass, part * self.draft_mass)), sys.float_info.max)
+        left, positive = self._difference(scale, multiple)
+        if not positive:
+            return self, 0.0
+        total = mass(left[1])
+        if math.isinf(total):
+            # By a power of two, which rounds nothing that counts.
+            left = left[0], left[1] * 2.0**-64
+            rest = replace(
+                self, scale=scale * 2.0**-64, multiple=multiple * 2.0**-64, left=left, mass=mass(left[1])
+            )
+            return rest, math.inf
+        rest = replace(self, scale=scale, multiple=multiple, left=left, mass=total)
+        return rest, total if self.left is None else total * (reach / self.mass)
+
+    def _difference(self, scale: float, multiple: float) -> tuple[Weights, bool]:
+        ids, p, q = aligned(self.target, self.draft)
+        with np.errstate(all="ignore"):
+            taken = multiple * q
+            for token, its_own in self.removed:
+                at = token if ids is None else np.flatnonzero(ids == token)
+                taken[at] = its_own * q[at]
+            weights, positive = _positive_part(scale * p - taken)
+        if ids is None:
+            return (None, weights), positive
+        support = weights > 0.0
+        return (ids[support], weights[support]), positive
+
+    def without(self, token: int) -> Remainder:
+        """The same for the next of siblings drawn without replacement, one of which was `token`."""
+        removed = self.removed
+        if all(token != gone for gone, _ in removed):
+            removed = (*removed, (token, self.multiple))
+        gone = [other for other, _ in removed]
+        if isinstance(self.draft, SparseDistribution):
+            rest = self.draft.probs[~np.isin(self.draft.token_ids, gone)]
+        else:
+            rest = np.array(as_dense(self.draft, "draft_q"))
+            rest[gone] = 0.0
+        return replace(self, removed=removed, draft_mass=mass(rest), used_up=not rest.any())
+
+
+@dataclass(frozen=True, slots=True)
 class RecursiveNode:
     """Every child is one round of speculative sampling, against what the rounds before left of p.
 
     Parameters
     ----------
-    target : Distribution
-        p: the target's row, then ``norm((p - q)+)`` after each rejection.
-    draft : Distribution or None
-        q of the next child. None once children without replacement have used it up.
+    rest : Remainder
+        p: the target's row, then ``norm((p - q)+)`` after each rejection; and q of the next child.
     replacement : bool
         Whether siblings were drawn independently; if not, a rejected token is taken out of q.
-    left : Weights or None
-        ``(p - q)+`` of the last rejection before division: what corrections are drawn from.
+    whole : Weights or None
+        The target's own weights, once a rejection left nothing of them: what corrections are drawn from.
 
     Examples
     --------
-    >>> node = RecursiveNode(np.array([0.5, 0.5, 0.0]), np.array([0.0, 0.75, 0.25]), True)
+    >>> node = RecursiveNode.open(np.array([0.5, 0.5, 0.0]), np.array([0.0, 0.75, 0.25]), True)
     >>> node.child_probability(1)
     0.6666666666666666
     >>> node.rejected(1).child_probability(1)
     0.0
     """
 
-    target: Distribution
-    draft: Distribution | None
+    rest: Remainder
     replacement: bool
-    left: Weights | None = None
+    whole: Weights | None = None
+
+    @classmethod
+    def open(cls, target: Distribution, draft: Distribution, replacement: bool) -> RecursiveNode:
+        return cls(Remainder(target, draft), replacement)
+
+    def target_probability(self, token: int) -> float:
+        return self.rest.target_probability(token)
+
+    def draft_probability(self, token: int) -> float:
+        return self.rest.draft_probability(token)
 
     def child_probability(self, token: int) -> float:
-        if self.draft is None:
-            return prefix_acceptance(1.0, probability_of(self.target, token, "target_p"), 0.0)
-        return acceptance_probability(self.target, self.draft, token)
+        return prefix_acceptance(1.0, self.target_probability(token), self.draft_probability(token))
 
     def rejected(self, token: int) -> RecursiveNode:
-        if self.draft is None:  # p - 0 is p
+        if self.rest.used_up:  # p - 0 is p
             return self
-        left, positive = correction_weights(self.target, self.draft)
-        return replace(
-            self,
-            target=_divided(left, self.target) if positive else self.target,
-            draft=self.draft if self.replacement else _without(self.draft, token),
-            left=left,
-        )
+        rest, _ = self.rest.less(1.0)
+        whole = None
+        if rest.left is None:
+            target = rest.target
+            # Dense where the differences are.
+            whole = positive_weights(
+                target if isinstance(rest.draft, SparseDistribution) else as_dense(target, "target_p")
+            )
+        return replace(self, rest=rest if self.replacement else rest.without(token), whole=whole)
 
     def weights(self) -> Weights:
-        return weights_of(self.target, "target_p") if self.left is None else self.left
+        if self.rest.left is not None:
+            return self.rest.left
+        return weights_of(self.rest.target, "target_p") if self.whole is None else self.whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,9 +343,15 @@ class KSeqNode:
         # At the upper end rounds <= r, so that min(p/r, q) * rounds nowhere takes more than p.
         return cls(p, q, high, rounds(high))
 
+    def target_probability(self, token: int) -> float:
+        return probability_of(self.target, token, "target_p")
+
+    def draft_probability(self, token: int) -> float:
+        return probability_of(self.draft, token, "draft_q")
+
     def child_probability(self, token: int) -> float:
-        p = probability_of(self.target, token, "target_p")
-        return prefix_acceptance(1.0, p, self.division * probability_of(self.draft, token, "draft_q"))
+        p = self.target_probability(token)
+        return prefix_acceptance(1.0, p, self.division * self.draft_probability(token))
 
     def rejected(self, token: int) -> KSeqNode:
         return self
@@ -238,50 +368,53 @@ class TraversalNode:
 
     Parameters
     ----------
-    target : Distribution
-        p: the target's row, then ``norm((P p - q)+)`` after each rejection that left something.
-    draft : Distribution or None
-        As in `RecursiveNode`.
+    rest : Remainder
+        p: the target's row, then ``norm((P p - q)+)`` after each rejection that left something; and q of
+        the next child.
     replacement : bool
         As in `RecursiveNode`.
     reach : float
         P of the path to this node: 1 at the context, ``min(1, P(parent) p(x)/q(x))`` when it is entered,
         ``R/(R + 1 - P)`` with ``R = sum (P p - q)+`` after each rejection.
-    left : Weights or None
-        ``(P p - q)+`` of the last rejection that left something, before division.
 
     Examples
     --------
-    >>> node = TraversalNode(np.array([0.5, 0.5]), np.array([0.0, 1.0]), True, 0.5)
+    >>> node = TraversalNode.open(np.array([0.5, 0.5]), np.array([0.0, 1.0]), True, 0.5)
     >>> node.child_probability(1), node.rejected(1).reach
     (0.25, 0.3333333333333333)
     """
 
-    target: Distribution
-    draft: Distribution | None
+    rest: Remainder
     replacement: bool
     reach: float = 1.0
-    left: Weights | None = None
+
+    @classmethod
+    def open(
+        cls, target: Distribution, draft: Distribution, replacement: bool, reach: float = 1.0
+    ) -> TraversalNode:
+        return cls(Remainder(target, draft), replacement, reach)
+
+    def target_probability(self, token: int) -> float:
+        return self.rest.target_probability(token)
+
+    def draft_probability(self, token: int) -> float:
+        return self.rest.draft_probability(token)
 
     def child_probability(self, token: int) -> float:
-        p = probability_of(self.target, token, "target_p")
-        q = 0.0 if self.draft is None else probability_of(self.draft, token, "draft_q")
-        return prefix_acceptance(self.reach, p, q)
+        return prefix_acceptance(self.reach, self.target_probability(token), self.draft_probability(token))
 
     def rejected(self, token: int) -> TraversalNode:
-        if self.draft is None:  # R = P: nothing changes
+        if self.rest.used_up:  # R = P: nothing changes
             return self
-        left, positive = positive_differences(self.target, self.draft, self.reach)
+        rest, left_over = self.rest.less(self.reach)
         return replace(
             self,
-            target=_divided(left, self.target) if positive else self.target,
-            draft=self.draft if self.replacement else _without(self.draft, token),
-            reach=keep_probability(mass(left[1]) if positive else 0.0, self.reach),
-            left=left if positive else self.left,
+            rest=rest if self.replacement else rest.without(token),
+            reach=keep_probability(left_over, self.reach),
         )
 
     def weights(self) -> Weights:
-        return weights_of(self.target, "target_p") if self.left is None else self.left
+        return weights_of(self.rest.target, "target_p") if self.rest.left is None else self.rest.left
 
 
 def open_node(
@@ -294,35 +427,7 @@ def open_node(
     """A node of a top-down rule with `siblings` children, none of which was tested yet."""
     if rule == "kseq":
         return KSeqNode.open(target, draft, siblings)
-    return RecursiveNode(target, draft, replacement)
-
-
-def _divided(weights: Weights, like: Distribution) -> Distribution:
-    ids, values = weights
-    if ids is None:
-        return _shares(values)
-    return SparseDistribution(ids, values, vocabulary(like))
-
-
-def _shares(weights: Float64) -> Float64:
-    """`weights` divided by their `mass`; scaled by a power of two first where that overflows."""
-    total = mass(weights)
-    with np.errstate(all="ignore"):
-        if np.isinf(total):
-            weights = weights * 2.0**-64
-            total = mass(weights)
-        return np.asarray(weights / total)
-
-
-def _without(draft: Distribution, token: int) -> Distribution | None:
-    """What siblings without replacement are drawn from once `token` was; None if that is nothing."""
-    if isinstance(draft, SparseDistribution):
-        others = draft.token_ids != token
-        ids, weights = draft.token_ids[others], draft.probs[others]
-        return SparseDistribution(ids, weights, draft.vocab_size) if weights.any() else None
-    row = np.array(as_dense(draft, "draft_q"))
-    row[token] = 0.0
-    return _shares(row) if row.any() else None
+    return RecursiveNode.open(target, draft, replacement)
 
 
 def _dense_pair(target: Distribution, draft: Distribution) -> tuple[Float64, Float64]:
@@ -335,9 +440,8 @@ def _dense_pair(target: Distribution, draft: Distribution) -> tuple[Float64, Flo
     return p, q
 
 
-def _require_drawable(target: Distribution, draft: Distribution | None, token: int) -> None:
-    q = 0.0 if draft is None else probability_of(draft, token, "draft_q")
-    if q == 0.0 < probability_of(target, token, "target_p"):
+def _require_drawable(node: TreeNode, token: int) -> None:
+    if node.draft_probability(token) == 0.0 < node.target_probability(token):
         raise ValueError(f"token {token} cannot have been drafted from draft_q, where its probability is 0")
 
 
@@ -364,7 +468,7 @@ class Drafted:
         token = self.tokens[child]
         with errors_at(f"row {node + 1}"):
             if self.check_draft:
-                _require_drawable(state.target, state.draft, token)
+                _require_drawable(state, token)
             return state.child_probability(token)
 
     def weights(self, node: int, state: TreeNode | None) -> Weights:
@@ -414,7 +518,7 @@ def _bottom_up(drafted: Drafted, replacement: bool, stream: Stream) -> Walk:
         if not drafted.children[node + 1]:
             return _Step(node, reach, None)
         p, q = drafted.rows(node)
-        return _Step(node, reach, TraversalNode(p, q, replacement, reach))
+        return _Step(node, reach, TraversalNode.open(p, q, replacement, reach))
 
     steps = [entered(-1, 1.0)]
     while True:
