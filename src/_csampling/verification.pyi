@@ -13,20 +13,25 @@ def verify_block(
     token_counts: Any,
     penalty_overlay: Any,
 ) -> tuple[Any, ...]: ...
+def plain_tokens(given: Any) -> tuple[Any, list[int], list[int], int] | None: ...
+def plain_counts(
+    rows: Any, kept: list[int], padded: list[int], K: int, of_target: bool, batch_type: type
+) -> list[int] | None: ...
 def open_blocks(
-    targets: list[Any],
+    targets: Any,
     target_counts: list[int],
-    drafts: list[Any],
+    drafts: Any,
     draft_counts: list[int],
-    tokens: list[Any],
+    tokens: Any,
+    token_counts: list[int],
     streams: list[Any],
     rule: tuple[Any, ...],
     check_draft: bool,
     from_logits: bool,
-    configs: list[Any],
-    draft_configs: list[Any],
-    counts: list[Any],
-    overlays: list[Any],
+    configs: Any,
+    draft_configs: Any,
+    counts: Any,
+    overlays: Any,
 ) -> Any: ...
 def vocabulary(blocks: list[Any]) -> int: ...
 def run_blocks(blocks: list[Any], first: int, last: int) -> None: ...

@@ -14,7 +14,7 @@ from cpython.ref cimport Py_XDECREF, PyObject
 from libc.math cimport isnan
 from libc.stdint cimport int64_t
 from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 
 from mtplx._csampling.arrays cimport (
     BF16,
@@ -80,6 +80,8 @@ cnp.import_array()
 
 cdef extern from "Python.h":
     Py_ssize_t PY_SSIZE_T_MAX
+    long long PyLong_AsLongLongAndOverflow(object value, int *overflow) except? -1
+    bint PyLong_CheckExact(object value)
 
 cdef dict RULES = {"exact": EXACT, "greedy": GREEDY, "match": MATCH, "block": BLOCK_RULE, "typical": TYPICAL,
                    "cascade": CASCADE}
@@ -91,8 +93,11 @@ cdef dict DEFERRALS = {"tokenv1": BY_DRAFT, "tokenv2": BY_TARGET, "tokenv3": BY_
 
 cdef object open_side(object rows, str name, Side *side, bint logits, list kept):
     cdef cnp.ndarray array
+    # What an attribute is asked of, and misses it, makes an exception: the usual types are not asked.
+    cdef bint usual = type(rows) is list or type(rows) is tuple or (
+        cnp.PyArray_CheckExact(rows) and cnp.PyArray_NDIM(<cnp.ndarray>rows) == 2)
     side.kept = <PyObject *>kept
-    if not logits and hasattr(rows, "vocab_size") and hasattr(rows, "to_distribution"):
+    if not usual and not logits and hasattr(rows, "vocab_size") and hasattr(rows, "to_distribution"):
         side.kind = BATCH
         ids = rows.token_ids
         probs = rows.probs
@@ -103,21 +108,12 @@ cdef object open_side(object rows, str name, Side *side, bint logits, list kept)
         side.probs = <const double *>cnp.PyArray_DATA(<cnp.ndarray>probs)
         side.vocab_size = rows.vocab_size
         return rows
-    if not isinstance(rows, (list, tuple)):
+    if not usual and not isinstance(rows, (list, tuple)):
         rows = as_rows_array(rows, name)
     if cnp.PyArray_Check(rows):
         array = <cnp.ndarray>rows
         side.count = cnp.PyArray_DIM(array, 0)
-        if (cnp.PyArray_NDIM(array) == 2 and cnp.PyArray_DIM(array, 1) > 0 and cnp.PyArray_ISALIGNED(array)
-                and cnp.PyArray_ISNOTSWAPPED(array)
-                and cnp.PyArray_STRIDE(array, 1) == cnp.PyArray_ITEMSIZE(array)
-                and row_kind(array) >= 0):
-            side.kind = MATRIX
-            side.first.kind = row_kind(array)
-            side.first.n = cnp.PyArray_DIM(array, 1)
-            side.first.data = <const char *>cnp.PyArray_DATA(array)
-            side.first.patches = 0
-            side.stride = cnp.PyArray_STRIDE(array, 0)
+        if cnp.PyArray_NDIM(array) == 2 and is_matrix(array, side):
             kept.append(rows)
             return rows
     else:
@@ -126,6 +122,44 @@ cdef object open_side(object rows, str name, Side *side, bint logits, list kept)
     side.rows = <PyObject *>rows
     kept.append(rows)
     return rows
+
+
+cdef bint is_matrix(cnp.ndarray array, Side *side) except -1:
+    """Whether rows lie along the last axis as they can be read; then the side reads along the axis before."""
+    cdef int last = cnp.PyArray_NDIM(array) - 1
+    cdef int kind
+    if not (cnp.PyArray_DIM(array, last) > 0 and cnp.PyArray_ISALIGNED(array)
+            and cnp.PyArray_ISNOTSWAPPED(array)
+            and cnp.PyArray_STRIDE(array, last) == cnp.PyArray_ITEMSIZE(array)):
+        return False
+    kind = row_kind(array)
+    if kind < 0:
+        return False
+    side.kind = MATRIX
+    side.count = cnp.PyArray_DIM(array, last - 1)
+    side.first.kind = kind
+    side.first.n = cnp.PyArray_DIM(array, last)
+    side.first.data = <const char *>cnp.PyArray_DATA(array)
+    side.first.patches = 0
+    side.stride = cnp.PyArray_STRIDE(array, last - 1)
+    return True
+
+
+# The rows of a batch as one array, or as a list of what each block has.
+cdef struct Stack:
+    bint is_array
+    Side side          # of block 0
+    Py_ssize_t step    # bytes from block to block
+
+
+cdef object open_stack(object rows, Stack *stack):
+    """The rows as they are, or as a list."""
+    stack.is_array = (cnp.PyArray_Check(rows) and cnp.PyArray_NDIM(<cnp.ndarray>rows) == 3
+                      and is_matrix(<cnp.ndarray>rows, &stack.side))
+    if stack.is_array:
+        stack.step = cnp.PyArray_STRIDE(<cnp.ndarray>rows, 0)
+        return rows
+    return list(rows)
 
 
 cdef int row_kind(cnp.ndarray array) except -2:
@@ -144,17 +178,20 @@ cdef class OpenBlock:
 
     cdef Block block
     cdef list kept
-    cdef object ids, out, probabilities, coins, generator
+    cdef object generator
     cdef char *unreadable
+    cdef double *memory  # of tokens and results
 
     def __cinit__(self):
         memset(&self.block, 0, sizeof(Block))
         self.unreadable = NULL
+        self.memory = NULL
         self.kept = []
 
     def __dealloc__(self):
         cdef Penalties *penalties = &self.block.penalties
         free(self.unreadable)
+        free(self.memory)
         free(penalties.ids)
         free(penalties.counts)
         free(penalties.overlay_starts)
@@ -165,37 +202,53 @@ cdef class OpenBlock:
         Py_XDECREF(<PyObject *>self.block.failure.error)
 
     cdef object open(self, object target, Py_ssize_t target_count, object draft, Py_ssize_t draft_count,
-                     object draft_tokens, tuple rule, bint check_draft, bint from_logits):
-        """Counts are how many of the rows are meant, -1 for all."""
-        cdef Block *block = &self.block
-        cdef Py_ssize_t K
-        block.rule = RULES[rule[0]]
+                     object draft_tokens, Py_ssize_t token_count, tuple rule, bint check_draft,
+                     bint from_logits):
+        """Counts are how many of the rows and ids are meant, -1 for all."""
+        self.open_rule(rule, check_draft, from_logits)
+        self.open_tokens(draft_tokens, token_count)
+        open_side(target, "target", &self.block.target, from_logits, self.kept)
+        self.check_target(target_count)
+        if draft is None:
+            self.block.draft.kind = POINTS
+        else:
+            open_side(draft, "draft", &self.block.draft, from_logits, self.kept)
+            self.check_draft_rows(draft_count)
+
+    cdef object open_rule(self, tuple rule, bint check_draft, bint from_logits):
+        self.block.rule = RULES[rule[0]]
         self.open_parameters(rule)
-        block.check_draft = check_draft
-        block.from_logits = from_logits
-        self.open_tokens(draft_tokens)
-        K = block.drafts
-        open_side(target, "target", &block.target, from_logits, self.kept)
-        if target_count >= 0:
-            block.target.count = min(block.target.count, target_count)
+        self.block.check_draft = check_draft
+        self.block.from_logits = from_logits
+
+    cdef object check_target(self, Py_ssize_t count):
+        cdef Block *block = &self.block
+        cdef Py_ssize_t K = block.drafts
+        if count >= 0:
+            block.target.count = min(block.target.count, count)
         if block.target.count != K and block.target.count != K + 1:
             raise ValueError(f"target has {block.target.count} rows for {K} drafts; "
                              f"expected {K + 1}, or {K} without a bonus row")
-        if draft is None:
-            block.draft.kind = POINTS
-        else:
-            open_side(draft, "draft", &block.draft, from_logits, self.kept)
-            if draft_count >= 0:
-                block.draft.count = min(block.draft.count, draft_count)
-            if block.draft.count != K:
-                raise ValueError(f"draft has {block.draft.count} rows for {K} drafts")
-        self.out = new_ids(K + 1)
-        self.probabilities = new_doubles(K)
-        block.out = ids_of(self.out)
-        block.probabilities = doubles(self.probabilities)
-        if block.rule == BLOCK_RULE:
-            self.coins = new_doubles(K)
-            block.coins = doubles(self.coins)
+
+    cdef object check_draft_rows(self, Py_ssize_t count):
+        cdef Block *block = &self.block
+        if count >= 0:
+            block.draft.count = min(block.draft.count, count)
+        if block.draft.count != block.drafts:
+            raise ValueError(f"draft has {block.draft.count} rows for {block.drafts} drafts")
+
+    cdef int64_t *open_memory(self, Py_ssize_t K) except NULL:
+        """Room for K drafts and their results; returns that of the drafts."""
+        cdef Block *block = &self.block
+        self.memory = <double *>malloc((4 * K + 1) * sizeof(double))
+        if self.memory is NULL:
+            raise MemoryError
+        block.drafts = K
+        block.probabilities = self.memory
+        block.coins = self.memory + K if block.rule == BLOCK_RULE else NULL
+        block.out = <int64_t *>(self.memory + 2 * K)
+        block.tokens = block.out + K + 1
+        return block.out + K + 1
 
     cdef object open_parameters(self, tuple rule):
         cdef Block *block = &self.block
@@ -207,9 +260,11 @@ cdef class OpenBlock:
             block.parameters.deferred = DEFERRALS[rule[2]]
 
     @cython.boundscheck(True)  # the caller's lists may shrink meanwhile
-    cdef object open_tokens(self, object draft_tokens):
+    cdef object open_tokens(self, object draft_tokens, Py_ssize_t count):
         """Ids are read now where that can fail for none, else each when it is reached."""
         cdef Py_ssize_t i, K
+        cdef int64_t *ids
+        cdef int overflow
         if not isinstance(draft_tokens, (list, tuple)):
             if hasattr(draft_tokens, "__array__") or hasattr(draft_tokens, "__dlpack__"):
                 draft_tokens = imported(draft_tokens, "draft_tokens")
@@ -220,16 +275,18 @@ cdef class OpenBlock:
                     hasattr(draft_tokens, "__len__") and hasattr(draft_tokens, "__getitem__")):
                 raise TypeError("draft_tokens must be a sequence of ids, "
                                 f"not {type(draft_tokens).__name__}")
-        K = len(draft_tokens)
-        self.block.drafts = K
+        K = len(draft_tokens) if count < 0 else count
         self.kept.append(draft_tokens)
         self.block.given_tokens = <PyObject *>draft_tokens
-        self.ids = new_ids(K)
-        self.block.tokens = ids_of(self.ids)
+        ids = self.open_memory(K)
         for i in range(K):
             try:
                 token = draft_tokens[i]
-                ids_of(self.ids)[i] = operator.index(token)
+                if PyLong_CheckExact(token):
+                    ids[i] = PyLong_AsLongLongAndOverflow(token, &overflow)
+                    if not overflow:
+                        continue
+                ids[i] = operator.index(token)
             except Exception:
                 if self.unreadable is NULL:
                     self.unreadable = <char *>calloc(K, 1)
@@ -237,6 +294,14 @@ cdef class OpenBlock:
                         raise MemoryError
                     self.block.unreadable = self.unreadable
                 self.unreadable[i] = 1
+
+    cdef object copy_tokens(self, cnp.ndarray tokens, Py_ssize_t b, Py_ssize_t K):
+        """The first K ids of row b of an int64 array."""
+        cdef int64_t *ids = self.open_memory(K)
+        cdef const char *row = <const char *>cnp.PyArray_DATA(tokens) + b * cnp.PyArray_STRIDE(tokens, 0)
+        cdef Py_ssize_t i, stride = cnp.PyArray_STRIDE(tokens, 1)
+        for i in range(K):
+            ids[i] = (<const int64_t *>(row + i * stride))[0]
 
     cdef object configure(self, object config, object draft_config, object token_counts,
                           object penalty_overlay):
@@ -323,8 +388,12 @@ cdef class OpenBlock:
 
     cdef tuple result(self):
         cdef Block *block = &self.block
-        tested = self.probabilities[:block.tested]
-        return self.out[:block.emitted], block.accepted, tested, bool(block.bonus)
+        cdef cnp.ndarray tokens = new_ids(block.emitted), tested = new_doubles(block.tested)
+        memcpy(ids_of(tokens), block.out, block.emitted * sizeof(int64_t))
+        memcpy(doubles(tested), block.probabilities, block.tested * sizeof(double))
+        cnp.PyArray_CLEARFLAGS(tokens, cnp.NPY_ARRAY_WRITEABLE)
+        cnp.PyArray_CLEARFLAGS(tested, cnp.NPY_ARRAY_WRITEABLE)
+        return tokens, block.accepted, tested, True if block.bonus else False
 
     cdef object error(self):
         """The exception of a block that failed, which names the row."""
@@ -410,7 +479,7 @@ def verify_block(target, draft, draft_tokens, generator, tuple rule, bint check_
     """
     cdef OpenBlock opened = OpenBlock.__new__(OpenBlock)
     cdef Workspace space
-    opened.open(target, -1, draft, -1, draft_tokens, rule, check_draft, from_logits)
+    opened.open(target, -1, draft, -1, draft_tokens, -1, rule, check_draft, from_logits)
     if from_logits:
         try:
             opened.configure(config, draft_config, token_counts, penalty_overlay)
@@ -430,33 +499,159 @@ def verify_block(target, draft, draft_tokens, generator, tuple rule, bint check_
     return opened.result()
 
 
+cdef bint trim(const char *ids, Py_ssize_t stride, Py_ssize_t *count) noexcept nogil:
+    """Leave the padding behind `count` ids away; False where there is some among the ids."""
+    cdef Py_ssize_t i, kept = count[0]
+    while kept and (<const int64_t *>(ids + (kept - 1) * stride))[0] == -1:
+        kept -= 1
+    count[0] = kept
+    for i in range(kept):
+        if (<const int64_t *>(ids + i * stride))[0] == -1:
+            return False
+    return True
+
+
+@cython.boundscheck(True)
+cdef Py_ssize_t plain_ids(list ids) except -2:
+    """How many ids stand before the padding of a list; -1 where one is not a plain int of 64 bits."""
+    cdef Py_ssize_t i, kept = 0
+    cdef int overflow
+    cdef bint padded = False
+    for i in range(len(ids)):
+        token = ids[i]
+        if not PyLong_CheckExact(token):
+            return -1
+        padding = PyLong_AsLongLongAndOverflow(token, &overflow) == -1
+        if overflow or (padded and not padding):
+            return -1
+        padded = padding
+        kept += not padding
+    return kept
+
+
+@cython.boundscheck(True)
+def plain_tokens(given):
+    """Ids of a batch, their numbers without and with padding, and K: what `as_batch_tokens` says of them.
+
+    None where they are not an int64 array or a list of lists of int, or not in order.
+    """
+    cdef cnp.ndarray array
+    cdef list kept = [], padded = []
+    cdef Py_ssize_t b, K = 0, count
+    if type(given) is list:
+        for b in range(len(given)):
+            ids = given[b]
+            if type(ids) is not list:
+                return None
+            count = plain_ids(ids)
+            if count < 0:
+                return None
+            kept.append(count)
+            padded.append(len(ids))
+            K = max(K, len(ids))
+        return given, kept, padded, K
+    if not (cnp.PyArray_CheckExact(given) and cnp.PyArray_NDIM(<cnp.ndarray>given) == 2
+            and cnp.PyArray_TYPE(<cnp.ndarray>given) == cnp.NPY_INT64
+            and cnp.PyArray_ISALIGNED(<cnp.ndarray>given) and cnp.PyArray_ISNOTSWAPPED(<cnp.ndarray>given)):
+        return None
+    array = <cnp.ndarray>given
+    K = cnp.PyArray_DIM(array, 1)
+    for b in range(cnp.PyArray_DIM(array, 0)):
+        count = K
+        if not trim(<const char *>cnp.PyArray_DATA(array) + b * cnp.PyArray_STRIDE(array, 0),
+                    cnp.PyArray_STRIDE(array, 1), &count):
+            return None
+        kept.append(count)
+    return array, kept, [K] * len(kept), K
+
+
+@cython.boundscheck(True)
+def plain_counts(rows, list kept, list padded, Py_ssize_t K, bint of_target, batch_type):
+    """How many of the rows of each sequence count: what `as_sequences` says of them.
+
+    None where they are neither one array nor a list of matrices, batches, lists and tuples, or do not fit.
+    """
+    cdef Py_ssize_t b, B = len(kept), count
+    cdef list counts
+    if cnp.PyArray_CheckExact(rows):
+        if cnp.PyArray_NDIM(<cnp.ndarray>rows) != 3 or cnp.PyArray_DIM(<cnp.ndarray>rows, 0) != B:
+            return None
+        count = cnp.PyArray_DIM(<cnp.ndarray>rows, 1)
+        if count == K:
+            return kept
+        return [before + 1 for before in kept] if of_target and count == K + 1 else None
+    if type(rows) is not list or len(rows) != B:
+        return None
+    counts = []
+    for b in range(B):
+        given = rows[b]
+        if cnp.PyArray_CheckExact(given) and cnp.PyArray_NDIM(<cnp.ndarray>given) == 2:
+            count = cnp.PyArray_DIM(<cnp.ndarray>given, 0)
+        elif type(given) is list or type(given) is tuple or type(given) is batch_type:
+            count = len(given)
+        elif given is None and not of_target:
+            count = 0
+        else:
+            return None
+        if of_target:
+            counts.append(kept[b] + 1 if count == padded[b] + 1 else count)
+        else:
+            counts.append(kept[b] if count == padded[b] else count)
+    return counts
+
+
 @cython.boundscheck(True)  # the caller's lists may shrink meanwhile
-def open_blocks(list targets, list target_counts, list drafts, list draft_counts, list tokens, list streams,
-                tuple rule, bint check_draft, bint from_logits, list configs, list draft_configs, list counts,
-                list overlays):
+def open_blocks(targets, list target_counts, drafts, list draft_counts, tokens, list token_counts,
+                list streams, tuple rule, bint check_draft, bint from_logits, configs, draft_configs, counts,
+                overlays):
     """Blocks of a batch, opened and checked; a stream is a generator or a pair (seed, position).
 
-    Gives the blocks, or (exception, where, sequence).
+    Rows are one array or a sequence, ids as well. Gives the blocks, or (exception, where, sequence).
     """
     cdef OpenBlock opened
     cdef list blocks = []
     cdef Py_ssize_t b
-    for b in range(len(targets)):
+    cdef Stack target_rows, draft_rows
+    cdef bint matrix = cnp.PyArray_CheckExact(tokens)
+    targets = open_stack(targets, &target_rows)
+    drafts = open_stack([None] * len(target_counts) if drafts is None else drafts, &draft_rows)
+    for b in range(len(target_counts)):
         opened = OpenBlock.__new__(OpenBlock)
         where = ""
         try:
-            opened.open(targets[b], target_counts[b], drafts[b], draft_counts[b], tokens[b], rule,
-                        check_draft, from_logits)
+            opened.open_rule(rule, check_draft, from_logits)
+            if matrix:
+                opened.copy_tokens(<cnp.ndarray>tokens, b, token_counts[b])
+            else:
+                opened.open_tokens(tokens[b], token_counts[b])
+            if target_rows.is_array:
+                opened.block.target = target_rows.side
+                opened.block.target.first.data += b * target_rows.step
+                opened.kept.append(targets)
+            else:
+                open_side(targets[b], "target", &opened.block.target, from_logits, opened.kept)
+            opened.check_target(target_counts[b])
+            if draft_rows.is_array:
+                opened.block.draft = draft_rows.side
+                opened.block.draft.first.data += b * draft_rows.step
+                opened.kept.append(drafts)
+                opened.check_draft_rows(draft_counts[b])
+            elif drafts[b] is None:
+                opened.block.draft.kind = POINTS
+            else:
+                open_side(drafts[b], "draft", &opened.block.draft, from_logits, opened.kept)
+                opened.check_draft_rows(draft_counts[b])
             if from_logits:
                 where = "row 0"
                 opened.configure(configs[b], draft_configs[b], counts[b], overlays[b])
         except Exception as error:
             return error, where, b
-        if type(streams[b]) is tuple:
-            opened.block.stream.seed = streams[b][0]
-            opened.block.stream.position = streams[b][1]
+        stream = streams[b]
+        if type(stream) is tuple:
+            opened.block.stream.seed = stream[0]
+            opened.block.stream.position = stream[1]
         else:
-            attach_stream(opened, streams[b])
+            attach_stream(opened, stream)
         blocks.append(opened)
     return blocks
 
@@ -506,16 +701,16 @@ def collect_blocks(list blocks, Py_ssize_t drafts):
     """Results as padded arrays, or (exception, where, sequence) of the first block that failed."""
     cdef OpenBlock opened
     cdef Py_ssize_t b, B = len(blocks)
-    tokens = np.full((B, drafts + 1), -1, dtype=np.int64)
-    num_tokens = np.zeros(B, dtype=np.int64)
-    accepted = np.zeros(B, dtype=np.int64)
-    probabilities = np.full((B, drafts), np.nan)
+    cdef cnp.ndarray tokens = np.full((B, drafts + 1), -1, dtype=np.int64)
+    cdef cnp.ndarray num_tokens = new_ids(B), accepted = new_ids(B)
+    cdef cnp.ndarray probabilities = np.full((B, drafts), np.nan)
     for b in range(B):
         opened = blocks[b]
         if opened.block.status != FINE:
             return (*opened.error(), b)
-        emitted, accepted[b], tested, _bonus = opened.result()
-        num_tokens[b] = len(emitted)
-        tokens[b, :len(emitted)] = emitted
-        probabilities[b, :len(tested)] = tested
+        ids_of(num_tokens)[b] = opened.block.emitted
+        ids_of(accepted)[b] = opened.block.accepted
+        memcpy(ids_of(tokens) + b * (drafts + 1), opened.block.out, opened.block.emitted * sizeof(int64_t))
+        memcpy(doubles(probabilities) + b * drafts, opened.block.probabilities,
+               opened.block.tested * sizeof(double))
     return tokens, num_tokens, accepted, probabilities

@@ -111,6 +111,18 @@ class BlockDecision(_ByValue):
         store(self, "accept_probabilities", probabilities)
         store(self, "bonus", bool(self.bonus))
 
+    @classmethod
+    def adopt(cls, *values: Any) -> Self:
+        """As for other decisions, of four values, the arrays read-only already."""
+        made = cls.__new__(cls)
+        store = object.__setattr__
+        tokens, accepted, accept_probabilities, bonus = values
+        store(made, "tokens", tokens)
+        store(made, "accepted", accepted)
+        store(made, "accept_probabilities", accept_probabilities)
+        store(made, "bonus", bonus)
+        return made
+
 
 @dataclass(frozen=True, eq=False)
 class BatchDecision(_ByValue):
@@ -259,15 +271,16 @@ def as_rule(rule: Any) -> CanonicalRule:
     >>> as_rule("exact"), as_rule("typical")
     ('exact', Typical(eps=0.3, delta=0.09))
     """
-    if isinstance(rule, Typical | Cascade):
+    if isinstance(rule, str):
+        for known in ("exact", "greedy", "match", "block"):
+            if rule == known:
+                return known
+    elif isinstance(rule, (Typical, Cascade)):
         return rule
-    if not isinstance(rule, str):
+    else:
         raise TypeError(f"rule must be a name, a Typical or a Cascade, not {type(rule).__name__}")
     if rule == "typical":
         return Typical()
-    for known in ("exact", "greedy", "match", "block"):
-        if rule == known:
-            return known
     hint = "; give Cascade(alpha) itself, which has no default" if rule == "cascade" else ""
     raise ValueError(f"unknown rule {rule!r}; known are {_listed(CHAIN_RULES)}, Typical and Cascade{hint}")
 

@@ -9,7 +9,7 @@ logits on rows of the compiled core.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from mtplx.decisions import (
     as_rule,
     as_tree_rule,
 )
-from mtplx.distributions import Distribution, SamplerConfig, errors_at
+from mtplx.distributions import BatchedSparseDistributions, Distribution, SamplerConfig, errors_at
 from mtplx.reference import blocks, rows, trees
 from mtplx.reference.one_row import as_array, as_top_k
 from mtplx.reference.streams import GeneratorStream, KeyedStream
@@ -82,11 +82,11 @@ def _compiled(rng: Any) -> bool:
 
 def _for_core(rule: CanonicalRule) -> tuple[Any, ...]:
     """The name of a rule and its parameters."""
+    if isinstance(rule, str):
+        return (rule,)
     if isinstance(rule, Typical):
         return "typical", float(rule.eps), float(rule.delta)
-    if isinstance(rule, Cascade):
-        return "cascade", float(rule.alpha), rule.rule
-    return (rule,)
+    return "cascade", float(rule.alpha), rule.rule
 
 
 def _raise(error: BaseException, where: str, sequence: int | None = None) -> NoReturn:
@@ -388,28 +388,36 @@ def _verify_batch(
     from_logits: tuple[Any, Any, Any, Any] | None,
 ) -> BatchDecision:
     rows.require_executor(executor)
-    proposed = blocks.as_batch_tokens(draft_tokens)
-    B, K = len(proposed.tokens), proposed.K
+    # Whatever is not of the usual types is looked at one by one, and what is wrong with it found there.
+    given = _plain_rows(targets, drafts, draft_tokens) or blocks.as_batch_tokens(draft_tokens)
+    B = len(given.tokens)
     names = ("config", "draft_config", "token_counts", "penalty_overlay")
     settings: list[Any] = [
         [None] * B if from_logits is None else rows.one_or_each(value, B, name)
         for name, value in zip(names, from_logits or (None,) * 4, strict=True)
     ]
-    each = blocks.as_sequences(targets, drafts, proposed)
-    streams = blocks.open_streams(B, rngs, seeds, positions)
-    plain = [_plain_stream(stream) for stream in streams]
+    proposed, each = None, None
+    if isinstance(given, blocks.Drafts):
+        proposed, each = given, blocks.as_sequences(targets, drafts, given)
+        given = _rows_one_by_one(each, proposed)
+    K = given.K
+    plain = _plain_streams(B, rngs, seeds, positions)
+    if plain is None:
+        streams = blocks.open_streams(B, rngs, seeds, positions)
+        plain = [_plain_stream(stream) for stream in streams]
     if None not in plain:
         opened = core.open_blocks(
-            each.targets,
-            each.target_counts,
-            each.drafts,
-            each.draft_counts,
-            proposed.tokens,
+            given.targets,
+            given.target_counts,
+            given.drafts,
+            given.draft_counts,
+            given.tokens,
+            given.token_counts,
             plain,
             _for_core(rule),
             check_draft,
             from_logits is not None,
-            *([values[b] for b in range(B)] for values in settings),
+            *settings,
         )
         if isinstance(opened, tuple):
             _raise(*opened)
@@ -421,6 +429,9 @@ def _verify_batch(
         if len(answer) == 3:
             _raise(*answer)
         return BatchDecision.adopt(*answer)
+    if proposed is None or each is None:
+        proposed = blocks.as_batch_tokens(draft_tokens)
+        each = blocks.as_sequences(targets, drafts, proposed)
     opened_blocks = []
     for b, tokens in enumerate(proposed.tokens):
         reader = (
@@ -430,6 +441,68 @@ def _verify_batch(
         )
         opened_blocks.append(blocks.open_one(each, b, tokens, reader))
     return blocks.decide_all(opened_blocks, K, rule, streams, check_draft)
+
+
+class _Rows(NamedTuple):
+    """Rows and ids of a batch as the core takes them, how many of each count, and K."""
+
+    targets: Any
+    target_counts: list[int]
+    drafts: Any
+    draft_counts: list[int]
+    tokens: Any
+    token_counts: list[int]
+    K: int
+
+
+def _plain_rows(targets: Any, drafts: Any, draft_tokens: Any) -> _Rows | None:
+    """Rows and ids of the usual types, in order; None for all others."""
+    found = core.plain_tokens(draft_tokens)
+    if found is None:
+        return None
+    tokens, kept, padded, K = found
+    of_target = core.plain_counts(targets, kept, padded, K, True, BatchedSparseDistributions)
+    of_draft = (
+        kept
+        if drafts is None
+        else core.plain_counts(drafts, kept, padded, K, False, BatchedSparseDistributions)
+    )
+    if of_target is None or of_draft is None:
+        return None
+    return _Rows(targets, of_target, drafts, of_draft, tokens, kept, K)
+
+
+def _rows_one_by_one(each: blocks.Sequences, proposed: blocks.Drafts) -> _Rows:
+    counts = [len(tokens) for tokens in proposed.tokens]
+    return _Rows(
+        each.targets,
+        each.target_counts,
+        each.drafts,
+        each.draft_counts,
+        proposed.tokens,
+        counts,
+        proposed.K,
+    )
+
+
+def _plain_streams(count: int, rngs: Any, seeds: Any, positions: Any) -> list[Any] | None:
+    """Streams of the usual types, in order; None for all others."""
+    if seeds is None and positions is None:
+        if type(rngs) is not list or len(rngs) != count:
+            return None
+        if any(type(rng) is not np.random.Generator for rng in rngs):
+            return None
+        return list(rngs) if len({id(rng.bit_generator) for rng in rngs}) == count else None
+    keys = []
+    for values, bound in ((seeds, 1 << 64), (positions, 1 << 63)):
+        if type(values) is np.ndarray and values.ndim == 1 and values.dtype.kind in "iu":
+            values = values.tolist()
+        if type(values) is not list or len(values) != count:
+            return None
+        if any(type(key) is not int or not 0 <= key < bound for key in values):
+            return None
+        keys.append(values)
+    return list(zip(*keys, strict=True)) if rngs is None else None
 
 
 def _plain_stream(stream: Any) -> Any:
