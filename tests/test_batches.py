@@ -86,6 +86,49 @@ def test_padding_is_not_looked_at(face, fill):
 
 
 @every_face
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", ">f8", object])
+def test_arrays_are_read_as_they_lie(face, dtype):
+    """Rows and ids of one array against the same rows and ids, sequence by sequence, in lists."""
+    rng = np.random.default_rng(77)
+    B, K, V = 4, 3, 6
+    p, q = (rng.random((B, rows, V)).astype(dtype) for rows in (K + 1, K))
+    ids = rng.integers(0, V, (B, K))
+    ids[2, 1:] = -1
+    tokens = [[int(token) for token in row if token >= 0] for row in ids]
+    counts = [len(row) for row in tokens]
+    expected = face.verify_batch(
+        [p[b, : k + 1].copy() for b, k in enumerate(counts)],
+        [q[b, :k].copy() for b, k in enumerate(counts)],
+        tokens,
+        rngs_of(B),
+    )
+
+    def reversed_axes(array, axes):
+        return np.ascontiguousarray(np.flip(array, axes)).__getitem__(
+            tuple(slice(None, None, -1) if axis in axes else slice(None) for axis in range(array.ndim))
+        )
+
+    layouts = (
+        lambda array: array,
+        lambda array: reversed_axes(array, (0,)),
+        lambda array: reversed_axes(array, (0, 1)),
+        lambda array: np.asfortranarray(array),
+        lambda array: np.repeat(array, 2, axis=0)[::2],
+        lambda array: np.repeat(array, 2, axis=1)[:, ::2],
+    )
+    for layout in layouts:
+        for given in (
+            ids,
+            ids.astype(np.int32),
+            ids.astype(">i8"),
+            ids.tolist(),
+            list(map(tuple, ids.tolist())),
+        ):
+            laid = layout(given) if isinstance(given, np.ndarray) else given
+            assert face.verify_batch(layout(p), layout(q), laid, rngs_of(B)) == expected
+
+
+@every_face
 def test_an_array_of_k_rows_has_no_bonus_for_any_sequence(face):
     targets = np.full((2, 2, 3), 1.0 / 3.0)
     decision = face.verify_batch(targets, None, [[0, 1], [2, -1]], rngs_of(2), rule="match", seeds=None)
