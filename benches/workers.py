@@ -12,6 +12,7 @@ probabilities, which are read from memory, no gain is promised.
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -52,7 +53,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30.0, help="for the whole table")
     options = parser.parse_args()
     plan = [shape for shape in shapes(options.only) if shape.drafts == 5]
-    print(f"V = {options.vocab:,}, K = 5; wall-clock microseconds.\n")
+    load = f"Processes at work before: {os.getloadavg()[0]:.1f}."
+    print(f"V = {options.vocab:,}, K = 5; wall-clock microseconds. {load}")
+    print()
     print("| form | rejected | B | one worker | two workers | ratio | within |")
     print("| --- | --- | ---: | ---: | ---: | ---: | ---: |")
     with ThreadPoolExecutor(2) as executor:

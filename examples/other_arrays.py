@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from mtplx.batch import distributions_from_logits, sample_rows
 from mtplx.distributions import SamplerConfig
 from mtplx.verification import verify_block_from_logits
 
@@ -48,7 +49,7 @@ def main() -> None:
     rng = np.random.default_rng(0)
     target = rng.normal(0, 3, (K + 1, V)).astype(np.float32)
     draft = target[:K] + rng.normal(0, 0.2, (K, V)).astype(np.float32)
-    drafts = draft.argmax(axis=1).tolist()
+    drafts = sample_rows(distributions_from_logits(draft, CONFIG), rng).tolist()
 
     tokens, _ = verify(target, draft, drafts)
     foreign, peak = verify(Tensor(target), Tensor(draft), drafts)
@@ -71,7 +72,9 @@ def main() -> None:
 
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         tensors = [torch.from_numpy(rows).to(dtype) for rows in (target, draft)]
-        tokens, peak = verify(*tensors, tensors[1].argmax(dim=1).tolist())
+        # Drawn anew: rounded logits are another distribution.
+        drafts = sample_rows(distributions_from_logits(tensors[1], CONFIG), rng).tolist()
+        tokens, peak = verify(*tensors, drafts)
         assert peak < size // 20
         print(f"{dtype} of torch: tokens {tokens}, {peak / 1e3:.0f} kB")
 

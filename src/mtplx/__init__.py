@@ -1,4 +1,4 @@
-"""Exact speculative sampling for language-model decoding on the CPU, at the speed of memory.
+"""Exact speculative sampling for language-model decoding on the CPU.
 
 The names below are those of `mtplx.sampling`; each module is imported when a name of it is first used,
 so that ``import mtplx.sampling`` loads nothing but itself, `mtplx.distributions` and the compiled core.
