@@ -6,8 +6,8 @@ All on the core, in one process, in turns; figures are minima. *The block rule* 
 on the same rows, then on rows where some prefixes are tested and fail, each of which may cost one pass over
 a pair of rows beside the correction (the correction and a pass each are what the exact rule takes longer to
 reject than to test). *Trees* of 24 nodes stand beside the calls of `verify_one_token` (and the draw of a
-bonus token) that their walk reaches: on rows made ready beforehand, and with the `residual_distribution` that
-a loop has to make for the next sibling.
+bonus token) that their walk reaches, on rows made ready beforehand: p what earlier siblings left, q without
+their tokens where they were drawn without replacement, or r q for kseq.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ from numpy.typing import NDArray
 from mtplx import sampling, verification
 from mtplx.bench_report import ALLOCATOR
 from mtplx.decisions import TokenTree
+from mtplx.reference.trees import KSeqNode
 
 PARENTS = [-1] * 3 + [0] * 3 + [1] * 3 + [2] * 3 + list(range(3, 12)) + [12, 13, 14]
+SHAPES = 6  # walks that are measured
 Rows = NDArray[np.float64]
 
 
@@ -115,68 +117,85 @@ def scripted(lot: float) -> dict[str, Any]:
             return state
 
 
-def reached(target: Rows, draft: Rows, tree: TokenTree, path: list[int]) -> list[tuple[Any, Any, int, bool]]:
-    """(p, q, token, accepted) of the single verifications of the recursive rule along a path."""
+Single = tuple[Any, Any, int, bool]
+"""p, q, token, whether it is accepted."""
+
+
+def reached(
+    target: Rows, draft: Rows, tree: TokenTree, path: list[int], rule: str, replacement: bool
+) -> list[Single]:
+    """The single verifications of a rule along a path."""
     calls = []
     for node in [-1, *path]:
         p, q = target[node + 1], draft[node + 1]
-        for child in tree.children(node):
+        children = tree.children(node)
+        if children and rule == "kseq":
+            q = q * KSeqNode.open(p, q, len(children)).division
+        for child in children:
             token, kept = int(tree.tokens[child]), child in path
             calls.append((p, q, token, kept))
             if kept:
                 break
-            p = sampling.residual_distribution(p, q)
+            if rule == "recursive":
+                p = sampling.residual_distribution(p, q)
+            if not replacement:
+                q = np.where(np.arange(q.size) == token, 0.0, q)
+                q /= q.sum()
     return calls
 
 
-def tree_lines(V: int, rounds: int) -> None:
+def drafted(rng: np.random.Generator, draft: Rows, replacement: bool) -> TokenTree:
+    tokens: list[int] = []
+    for node, parent in enumerate(PARENTS):
+        row = draft[parent + 1].copy()
+        if not replacement:
+            row[[tokens[other] for other in range(node) if PARENTS[other] == parent]] = 0.0
+        tokens.append(int(rng.choice(row.size, p=row / row.sum())))
+    return TokenTree(tokens, PARENTS)
+
+
+def tree_lines(rule: Any, replacement: bool, V: int, rounds: int) -> None:
     rng = np.random.default_rng(3)
-    n = len(PARENTS)
-    target, draft = model_rows(rng, n + 1, V)
-    tree = TokenTree([int(rng.choice(V, p=draft[parent + 1])) for parent in PARENTS], PARENTS)
+    target, draft = model_rows(rng, len(PARENTS) + 1, V)
+    tree = drafted(rng, draft, replacement)
     bits = np.random.PCG64(0)
     generator = np.random.Generator(bits)
     accept, reject = scripted(1e-3), scripted(1.0 - 1e-3)
-    seen = set()
+    seen: set[str] = set()
     for seed in range(60):
         start = dict(np.random.default_rng(seed).bit_generator.state)
 
         def whole(start: Any = start) -> Any:
             bits.state = start
-            return verification.verify_tree(target, draft, tree, generator)
+            return verification.verify_tree(
+                target, draft, tree, generator, rule=rule, replacement=replacement
+            )
 
         path = whole().path.tolist()
-        calls = reached(target, draft, tree, path)
+        calls = reached(target, draft, tree, path, rule, replacement)
         shape = "".join("a" if kept else "r" for *_, kept in calls)
-        if shape in seen or len(seen) >= 6:
+        if shape in seen or len(seen) >= SHAPES:
             continue
         seen.add(shape)
 
         leaf = path[-1] + 1 if path and not tree.children(path[-1]) else None
 
-        def singles(calls: Any = calls, leaf: Any = leaf) -> None:
+        def singles(calls: list[Single] = calls, leaf: int | None = leaf) -> None:
             for p, q, token, kept in calls:
                 bits.state = accept if kept else reject
                 sampling.verify_one_token(p, q, token, generator)
             if leaf is not None:
                 sampling.sample_from_distribution(target[leaf], generator)
 
-        def loop(calls: Any = calls, leaf: Any = leaf) -> None:
-            singles(calls, leaf)
-            for i, (p, q, _, kept) in enumerate(calls[:-1]):
-                if not kept and calls[i + 1][1] is q:
-                    sampling.residual_distribution(p, q)
-
-        def states(calls: Any = calls) -> None:
+        def states(calls: list[Single] = calls) -> None:
             for *_, kept in calls:
                 bits.state = accept if kept else reject
 
-        one, other, beside, setting, single = in_turns(
-            [whole, singles, loop, states, lambda start=start: setattr(bits, "state", start)], rounds
+        one, other, setting, single = in_turns(
+            [whole, singles, states, lambda start=start: setattr(bits, "state", start)], rounds
         )
-        one, other, beside = one - single, other - setting, beside - setting
-        line(f"tree, tests {shape}", one, "single verifications", other)
-        line("the same", one, "with their residual rows", beside)
+        name = rule if replacement else f"{rule} without replacement"
+        line(f"{name}, tests {shape}", one - single, "single verifications", other - setting)
 
 
 def main() -> None:
@@ -189,7 +208,8 @@ def main() -> None:
     print(f"V = {options.vocab:,}, dense float64 rows; microseconds. Of a tree: a accepted, r rejected.\n")
     print("| call | us | beside | us | ratio |\n| --- | ---: | --- | ---: | ---: |")
     block_lines(5, options.vocab, options.rounds)
-    tree_lines(options.vocab, options.rounds)
+    for rule, replacement in (("recursive", True), ("recursive", False), ("kseq", True)):
+        tree_lines(rule, replacement, options.vocab, options.rounds)
 
 
 if __name__ == "__main__":

@@ -258,6 +258,31 @@ def test_more_siblings_than_the_draft_has_tokens(isa):
                 both([one] * 6, [other] * 6, tree, seed, rule=rule, replacement=False)
 
 
+@pytest.mark.parametrize("V", [200, 256, 257, 1030])
+def test_kseq_where_many_ratios_lie_at_the_division(isa, V):
+    """Parts that change at the very end of the bisection, in some blocks or in all."""
+    forced = 0
+    for seed in range(12):
+        rng = np.random.default_rng([51, seed, V])
+        p, q = rng.dirichlet(np.full(V, 0.5), 2)
+        for _ in range(4):
+            division = trees.KSeqNode.open(p, q, 3).division
+            some = rng.random(V) < 0.3 if seed % 2 else np.arange(V) % 257 == 3
+            near = [np.nextafter(division, 0.0), division, np.nextafter(division, 9.0)]
+            p[some] = rng.choice(near, int(some.sum())) * q[some]
+        node = trees.KSeqNode.open(p, q, 3)
+        token = int(np.argmin(np.abs(p / (node.division * q) - 0.7)))
+        for u in around(node.child_probability(token)):
+            given = [p] * 4, [q] * 4, TokenTree([token] * 3, [-1] * 3)
+            told = [
+                face.verify_tree(*given, scripted(LAST, u, LAST, 0.6), rule="kseq")
+                for face in (reference, verification)
+            ]
+            assert told[0] == told[1]
+            forced += 1
+    assert forced > 24
+
+
 @pytest.mark.parametrize("rule", ["recursive", "traversal"])
 def test_removed_tokens_leave_little_or_nothing_of_long_draft_rows(isa, rule):
     """All of q on a few tokens of one block, of two, or at the end of a row; all of them drafted."""

@@ -69,6 +69,8 @@ cdef extern from "kernels.h" nogil:
                                  double *sums) noexcept nogil
         void (*block_sums_scaled)(const double *p, const double *q, size_t n, double factor,
                                   double multiple, double *sums) noexcept nogil
+        void (*block_sums_parted)(const double *p, const double *q, size_t n, double ratio, double *p_sums,
+                                  double *q_sums, int64_t *counts) noexcept nogil
         void (*residual)(const double *p, const double *q, size_t n, double *out,
                          running *total) noexcept nogil
         int (*weigh)(const double *p, size_t n, running *total) noexcept nogil

@@ -87,16 +87,24 @@ cdef struct Room:
     double *sums
     double *q_sums
     Removed *removed
+    double *parts         # of kseq
     Py_ssize_t p_room
     Py_ssize_t q_room
     Py_ssize_t sums_room
     Py_ssize_t q_sums_room
     Py_ssize_t removed_room
+    Py_ssize_t parts_room
     int64_t *ids[3]       # of a sparse pair: p; what is left; what will be left
     double *weights[3]
     double *others        # what a sparse q has without the removed tokens
     Py_ssize_t support_room
     Py_ssize_t others_room
+
+# What beta(r) of kseq is made of, by block: the sums of p where p <= r q and of q elsewhere.
+cdef struct Parts:
+    double *p_sums
+    double *q_sums
+    int64_t *counts
 
 # A node, some of whose children were rejected. Rows point into the struct, so a step never moves.
 cdef struct Step:
@@ -211,6 +219,7 @@ cdef void free_room(Room *room) noexcept nogil:
         free(room.weights[i])
     free(room.others)
     free(room.removed)
+    free(room.parts)
     free(room.p)
     free(room.q)
     free(room.sums)
@@ -594,7 +603,7 @@ cdef problem open_kseq(Tree *tree, Step *step, Py_ssize_t siblings) noexcept nog
     """Both rows checked, and r: the upper of two adjacent numbers between which the equation turns."""
     cdef Py_ssize_t n = max(step.target.n, step.draft.n)
     cdef Failure *failure = &tree.block.failure
-    cdef double total, low = 1.0, high = siblings, middle
+    cdef double total
     step.sparse = False
     if is_support(&step.target):
         step.target.any_id = False
@@ -611,16 +620,8 @@ cdef problem open_kseq(Tree *tree, Step *step, Py_ssize_t siblings) noexcept nog
     if not room_for(&step.room.sums, &step.room.sums_room, (n + BLOCK - 1) // BLOCK):
         return NO_ROOM
     step.rows_ready = True
-    if rounds_at(step, low, siblings) <= low:
-        high = low
-    while nextafter(low, INFINITY) < high:
-        middle = low + 0.5 * (high - low)
-        if rounds_at(step, middle, siblings) > middle:
-            low = middle
-        else:
-            high = middle
-    step.division = high
-    step.rounds = rounds_at(step, high, siblings)
+    if not solve_kseq(step, siblings):
+        return NO_ROOM
     # From here on tests look at rows of n entries.
     step.target.mode = step.draft.mode = DENSE
     step.target.n = step.draft.n = n
@@ -629,28 +630,78 @@ cdef problem open_kseq(Tree *tree, Step *step, Py_ssize_t siblings) noexcept nog
     return FINE
 
 
-cdef double rounds_at(const Step *step, double r, Py_ssize_t siblings) noexcept nogil:
-    """``sum_{j < k} (1 - beta)^j`` with ``beta = sum min(p/r, q)``."""
-    cdef double buffer[CHUNK]
-    cdef double sums[2]
+cdef bint solve_kseq(Step *step, Py_ssize_t siblings) noexcept nogil:
+    """r by bisection. A block whose parts are the same at both ends is not looked at in between."""
+    cdef Py_ssize_t blocks = (step.p.n + BLOCK - 1) // BLOCK, i
+    cdef double *memory = room_for(&step.room.parts, &step.room.parts_room, 9 * blocks)
+    cdef Parts parts[3]
+    cdef Parts swapped
+    cdef double low = 1.0, high = siblings, middle, low_rounds, high_rounds, rounds
+    if memory is NULL:
+        return False
+    for i in range(3):
+        parts[i].p_sums = memory + 3 * i * blocks
+        parts[i].q_sums = parts[i].p_sums + blocks
+        parts[i].counts = <int64_t *>(parts[i].q_sums + blocks)
+    low_rounds = rounds_at(step, low, siblings, &parts[0], NULL, NULL)
+    if low_rounds <= low:
+        step.division = low
+        step.rounds = low_rounds
+        return True
+    high_rounds = rounds_at(step, high, siblings, &parts[1], NULL, NULL)
+    while nextafter(low, INFINITY) < high:
+        middle = low + 0.5 * (high - low)
+        rounds = rounds_at(step, middle, siblings, &parts[2], &parts[0], &parts[1])
+        i = 0 if rounds > middle else 1
+        if i == 0:
+            low = middle
+        else:
+            high = middle
+            high_rounds = rounds
+        swapped = parts[i]
+        parts[i] = parts[2]
+        parts[2] = swapped
+    step.division = high
+    step.rounds = high_rounds
+    return True
+
+
+cdef double rounds_at(const Step *step, double r, Py_ssize_t siblings, Parts *at, const Parts *low,
+                      const Parts *high) noexcept nogil:
+    """``sum_{j < k} (1 - beta)^j``, ``beta = sum min(p/r, q)``; low and high belong to r on either side."""
     cdef const double *p = <const double *>step.p.data
     cdef const double *q = <const double *>step.q.data
-    cdef Py_ssize_t n = step.p.n, start = 0, length, i
-    cdef double beta = 0.0, failure, total = 1.0
-    while start < n:
-        length = min(<Py_ssize_t>CHUNK, n - start)
-        table.divide_f64(p + start, length, r, buffer)
-        for i in range(length):
-            buffer[i] = buffer[i] if buffer[i] < q[start + i] else q[start + i]
-        if n <= BLOCK:
-            beta = mass_of(buffer, n)
-        else:
-            table.block_sums(buffer, length, sums)
-            beta += sums[0]
-            if length > BLOCK:
-                beta += sums[1]
-        start += length
-    failure = max(0.0, 1.0 - beta)
+    cdef Py_ssize_t n = step.p.n, blocks = (n + BLOCK - 1) // BLOCK, i, first, start
+    cdef double p_mass = 0.0, q_mass = 0.0, failure, total = 1.0
+    if n <= BLOCK:
+        for i in range(n):
+            if p[i] <= r * q[i]:
+                p_mass += p[i]
+            else:
+                q_mass += q[i]
+    elif low is NULL:
+        table.block_sums_parted(p, q, n, r, at.p_sums, at.q_sums, at.counts)
+    else:
+        i = 0
+        while i < blocks:
+            if low.counts[i] == high.counts[i]:
+                # As r grows no element leaves the first part, so the parts are equal at r too.
+                at.p_sums[i] = low.p_sums[i]
+                at.q_sums[i] = low.q_sums[i]
+                at.counts[i] = low.counts[i]
+                i += 1
+                continue
+            first = i
+            while i < blocks and low.counts[i] != high.counts[i]:
+                i += 1
+            start = first * BLOCK
+            table.block_sums_parted(p + start, q + start, min(i * BLOCK, n) - start, r,
+                                    at.p_sums + first, at.q_sums + first, at.counts + first)
+    if n > BLOCK:
+        for i in range(blocks):
+            p_mass += at.p_sums[i]
+            q_mass += at.q_sums[i]
+    failure = max(0.0, 1.0 - (p_mass / r + q_mass))
     for _ in range(siblings - 1):
         total = total * failure + 1.0
     return total

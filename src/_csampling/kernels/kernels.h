@@ -107,6 +107,10 @@ typedef struct kernels {
     /* The same of (factor * p - multiple * q)+; both products are rounded. */
     void (*block_sums_scaled)(const double *p, const double *q, size_t n, double factor, double multiple,
                               double *sums);
+    /* Per BLOCK the sum of p where p <= ratio * q, the sum of q elsewhere, and a number that grows with how
+     * many elements the first has, whatever the ratio. */
+    void (*block_sums_parted)(const double *p, const double *q, size_t n, double ratio, double *p_sums,
+                              double *q_sums, int64_t *counts);
     /* out = (p - q)+, NaN and inf counted as 0, added to *total. */
     void (*residual)(const double *p, const double *q, size_t n, double *out, running *total);
     /* Adds p to *total; nonzero if an element is negative or NaN. */

@@ -887,6 +887,46 @@ static void block_sums_rough(const float *p, const float *q, size_t n, float p_u
     }
 }
 
+INLINE i64v parted_group(const double *p, const double *q, f64v ratio, f64v *p_acc, f64v *q_acc)
+{
+    i64v count = {0};
+    IN_GROUP
+    {
+        const f64v a = load_f64(p + j * F64_LANES), b = load_f64(q + j * F64_LANES);
+        const i64v first = a <= ratio * b;
+        p_acc[j] += (f64v)((i64v)a & first);
+        q_acc[j] += (f64v)((i64v)b & ~first);
+        count -= first;
+    }
+    return count;
+}
+
+static void block_sums_parted(const double *p, const double *q, size_t n, double ratio, double *p_sums,
+                              double *q_sums, int64_t *counts)
+{
+    size_t i = 0;
+    for (size_t block = 0; i < n; ++block) {
+        const size_t end = n - i > BLOCK ? i + BLOCK : n;
+        f64v p_acc[GROUP], q_acc[GROUP];
+        i64v count = {0};
+        int64_t lanes[F64_LANES];
+        IN_GROUP p_acc[j] = q_acc[j] = all_f64(0.0);
+        for (; i + SIXTEEN <= end; i += SIXTEEN)
+            count += parted_group(p + i, q + i, all_f64(ratio), p_acc, q_acc);
+        if (i < end) {
+            PADDED_F64(rest_p, p, i, end, 0.0);
+            PADDED_F64(rest_q, q, i, end, 0.0);
+            count += parted_group(rest_p, rest_q, all_f64(ratio), p_acc, q_acc);
+            i = end;
+        }
+        p_sums[block] = fold(p_acc);
+        q_sums[block] = fold(q_acc);
+        memcpy(lanes, &count, sizeof lanes);
+        counts[block] = 0;
+        for (int lane = 0; lane < F64_LANES; ++lane) counts[block] += lanes[lane];
+    }
+}
+
 INLINE void residual_group(const double *p, const double *q, double *out, f64v *acc)
 {
     IN_GROUP
@@ -1118,6 +1158,7 @@ const kernels CAT(kernels_, ISA) = {
     .block_sums_residual = block_sums_residual,
     .block_sums_rough = block_sums_rough,
     .block_sums_scaled = block_sums_scaled,
+    .block_sums_parted = block_sums_parted,
     .residual = residual,
     .weigh = weigh,
     .split = split,

@@ -325,7 +325,11 @@ class KSeqNode:
         p, q = _dense_pair(target, draft)
 
         def rounds(r: float) -> float:
-            failure = max(0.0, 1.0 - mass(np.minimum(p / r, q)))
+            # min(p/r, q) in two parts, so that only one quotient is taken.
+            with np.errstate(all="ignore"):
+                first = p <= r * q
+            beta = mass(np.where(first, p, 0.0)) / r + mass(np.where(first, 0.0, q))
+            failure = max(0.0, 1.0 - beta)
             total = 1.0
             for _ in range(siblings - 1):
                 total = total * failure + 1.0
