@@ -395,8 +395,8 @@ cdef problem child_threshold(Tree *tree, Step *step, int64_t token, double *thre
 # ---- rejections ------------------------------------------------------------------------------------
 
 
-cdef problem reject(Tree *tree, Step *step, int64_t token) noexcept nogil:
-    """Account for the rejection of the child that held this token."""
+cdef problem reject(Tree *tree, Step *step, Py_ssize_t child) noexcept nogil:
+    """Account for the rejection of a child."""
     cdef double reach = step.reach if tree.rule == TRAVERSAL else 1.0
     cdef double left_over = 0.0
     cdef bint positive = False
@@ -416,8 +416,8 @@ cdef problem reject(Tree *tree, Step *step, int64_t token) noexcept nogil:
         step.end = FROM_POSITIVE
     if tree.rule == TRAVERSAL:
         step.reach = keep_probability(left_over, step.reach)
-    if not tree.replacement:
-        return take_out(step, token)
+    if not tree.replacement and tree.next_sibling[child] >= 0:
+        return take_out(step, tree.tokens[child])
     return FINE
 
 
@@ -747,7 +747,7 @@ cdef problem top_down(Tree *tree) noexcept nogil:
         rejected = status == FINE and threshold == 0.0
         if rejected:
             # Sure to be rejected: what can fail then, fails before the coin.
-            status = reject(tree, step, tree.tokens[child])
+            status = reject(tree, step, child)
         if status != FINE:
             return status
         if next_uniform(&tree.block.stream, NODE_LANE + <uint64_t>child) <= threshold and threshold > 0.0:
@@ -757,7 +757,7 @@ cdef problem top_down(Tree *tree) noexcept nogil:
             status = enter(tree, step, child, 1.0)
             continue
         if not rejected:
-            status = reject(tree, step, tree.tokens[child])
+            status = reject(tree, step, child)
         step.next_child = tree.next_sibling[child]
     if status != FINE:
         return status
@@ -785,7 +785,7 @@ cdef problem bottom_up(Tree *tree) noexcept nogil:
             tree.accepted = at
             return finish(tree, step)
         at -= 1
-        status = reject(tree, &tree.steps[at], tree.tokens[step.node])
+        status = reject(tree, &tree.steps[at], step.node)
         tree.steps[at].next_child = tree.next_sibling[step.node]
     return status
 
