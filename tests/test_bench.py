@@ -378,7 +378,10 @@ def test_a_chart(mtplx_bench: Command, tmp_path: Path) -> None:
     status, out, _ = mtplx_bench(*TINY, "--only", "draw", "--plot", str(path))
     assert status == 0
     assert "categorical draw" in out
-    assert path.read_text(encoding="utf-8").count("</svg>") == 1
+    drawn = path.read_text(encoding="utf-8")
+    assert drawn.count("</svg>") == 1
+    for meaning in ("at the goal", "between floor and goal", "below the floor"):
+        assert f"<!-- {meaning}, by ratio or by time -->" in drawn
 
 
 def test_a_chart_that_cannot_be_written_is_refused_before_measuring(

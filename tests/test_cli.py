@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -139,8 +140,12 @@ def test_policies_reach_the_decoder(mtplx: Callable[..., tuple[int, str, str]]) 
         assert isinstance(stats, list)
         return stats
 
-    for policy in ("streak", "expected-value", "cost-model"):
-        by_depth = drafted("--policy", policy, "--depth", "6", "--draft-cost", "0.3")
+    for policy, cost in (
+        ("streak", []),
+        ("expected-value", ["--draft-cost", "0.3"]),
+        ("cost-model", ["--draft-cost", "0.3"]),
+    ):
+        by_depth = drafted("--policy", policy, "--depth", "6", *cost)
         assert len(set(by_depth[:-1])) > 1  # without a policy only the blocks near the end are shorter
     # A draft that costs more than it can bring: none is made.
     assert drafted("--policy", "cost-model", "--draft-cost", "5") == []
@@ -185,6 +190,7 @@ def test_a_corpus_of_the_user(mtplx: Callable[..., tuple[int, str, str]], tmp_pa
     result = as_json(mtplx, "--corpus", str(corpus), "--prompt", "red", "--temperature", "0")
     assert (result["prompt"] + result["text"]).startswith("red green blue red green blue red")
     assert result["settings"]["corpus"] == str(corpus)
+    assert result["settings"]["context"] is None  # n-gram models take texts of any length
 
 
 def test_characters_are_printed_whole(mtplx: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
@@ -234,7 +240,6 @@ def test_a_pipe_gets_plain_text_even_when_colours_are_forced() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "Missing command"),
         (["decode"], "decode"),
         (["generate", "--max-tokens", "-1"], "--max-tokens"),
         (["generate", "--max-tokens", "ten"], "--max-tokens"),
@@ -247,7 +252,29 @@ def test_a_pipe_gets_plain_text_even_when_colours_are_forced() -> None:
         (["generate", "--frequency-penalty", "-inf"], "--frequency-penalty"),
         (["generate", "--draft-temperature", "nan"], "--draft-temperature"),
         (["generate", "--draft-temperature", "warm"], "'warm' is no number"),
-        (["generate", "--draft-temperature", "0.2:0.1,0.6"], "got (0.6,)"),
+        (["generate", "--draft-temperature", "0.2:0.1,0.6"], "'--draft-temperature': a point of a draft"),
+        (["generate", "--draft-temperature", "0.2:-1"], "'--draft-temperature': a draft temperature must be"),
+        (["generate", "--draft-temperature", "1,2"], "got (1.0,)"),
+        (["generate", "--draft", "none", "--depth", "4"], "--depth has no effect with --draft none"),
+        (["generate", "--draft", "none", "--policy", "streak"], "--policy has no effect with --draft none"),
+        (
+            ["generate", "--draft", "none", "--draft-cost", "1"],
+            "--draft-cost has no effect with --draft",
+        ),
+        (
+            ["generate", "--draft", "none", "--draft-temperature", "1"],
+            "--draft-temperature has no effect",
+        ),
+        (
+            ["generate", "--draft", "lookup", "--draft-temperature", "1"],
+            "has no effect on drafts that",
+        ),
+        (
+            ["generate", "--model", "x.gguf", "--draft-temperature", "1"],
+            "has no effect on drafts that",
+        ),
+        (["generate", "--draft-cost", "0.1"], "--draft-cost has no effect without --policy"),
+        (["generate", "--policy", "streak", "--draft-cost", "0.1"], "has no effect with --policy streak"),
         (["generate", "--draft-temperature", "0.2:0.1,0.2:0.3"], "two points"),
         (["generate", "--draft-temperature", "adaptive", "--temperature", "0.2"], "got 0.2"),
         (["generate", "--policy", "longest"], "longest"),
@@ -302,6 +329,30 @@ def test_the_process_exits_with_the_status() -> None:
     )
     assert process.returncode == 2
     assert process.stderr == "mtplx: error: Invalid value for '--temperature': nan is not a finite number.\n"
+
+
+@pytest.mark.parametrize("command", ["info", "generate", "sweep", "bench"])
+def test_an_unknown_instruction_set_is_one_line(command: str) -> None:
+    environment = {**os.environ, "MTPLX_ISA": "avx9"}
+    process = subprocess.run(
+        [*COMMAND, command], capture_output=True, text=True, env=environment, check=False
+    )
+    assert process.returncode == 2
+    assert process.stdout == ""
+    assert process.stderr.startswith("mtplx: error: ")
+    assert process.stderr.count("\n") == 1
+    assert "avx9" in process.stderr
+
+
+def test_without_a_command_the_help_is_shown(mtplx: Callable[..., tuple[int, str, str]]) -> None:
+    status, out, err = mtplx()
+    assert (status, err) == (0, "")
+    for command in ("generate", "sweep", "bench", "info"):
+        assert command in out
+
+
+def test_the_version(mtplx: Callable[..., tuple[int, str, str]]) -> None:
+    assert mtplx("--version") == (0, f"mtplx {version('mtplx-sampling')}\n", "")
 
 
 def test_help_lists_the_options(mtplx: Callable[..., tuple[int, str, str]]) -> None:

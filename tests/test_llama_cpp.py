@@ -511,9 +511,10 @@ def test_a_sweep_over_files(
     mtplx: Callable[..., tuple[int, str, str]], files: Callable[..., Path], tmp_path: Path
 ) -> None:
     target, draft = str(files("llama")), str(files("llama", seed=1))
-    grid = ["sweep", "--texts", "1", "--max-tokens", "12", "--depths", "1,2", "--draft-temperatures", "0.5,1"]
+    grid = ["sweep", "--texts", "1", "--max-tokens", "12", "--depths", "1,2"]
     csv = tmp_path / "sweep.csv"
-    status, out, _ = mtplx(*grid, "--model", target, "--draft-model", draft, "--csv", str(csv))
+    drafts = ["--draft-model", draft, "--draft-temperatures", "0.5,1"]
+    status, out, _ = mtplx(*grid, "--model", target, *drafts, "--csv", str(csv))
     assert status == 0
     assert "best: draft temperature" in out
     assert len(csv.read_text().splitlines()) == 5

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ PLAN = sweep.Plan(
     seed=5,
     backend="compiled",
 )
+COPIES = ["sweep", "--texts", "2", "--max-tokens", "20", "--depths", "1,3", "--draft", "lookup"]
 QUICK = ["sweep", "--texts", "2", "--max-tokens", "20", "--draft-temperatures", "0,0.8", "--depths", "1,3"]
 
 
@@ -253,7 +255,7 @@ def test_a_failure_while_writing_keeps_the_old_state(
         (["--depths", "1,2"], r"depths is \[1, 3\] there, \[1, 2\] here"),
         (["--cost-ratio", "0.2"], "cost_ratio is 0.1 there, 0.2 here"),
         (["--top-k", "7"], "config is "),
-        (["--draft", "lookup"], "draft_temperatures is "),
+        (["--draft-temperatures", "0,0.9"], "draft_temperatures is "),
         (["--prompt", "the"], "prompts is "),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
@@ -297,7 +299,7 @@ def test_the_table_names_the_best_with_its_interval(quick: Callable[..., tuple[i
     (starred,) = [line for line in table.splitlines() if "* " in line]
     temperature, depth = starred.replace("*", "").replace("\u2502", " ").split()[:2]
     assert sentence.startswith(f"draft temperature {temperature}, depth {depth}: ")
-    assert "95 % interval" in out
+    assert "95% interval" in out
     assert "percentile bootstrap over 8 texts, 2000 resamples" in out
     assert "tokens per call / (1 + 0.1 * depth)" in out
     assert "\x1b" not in out
@@ -325,6 +327,34 @@ def test_csv_holds_what_was_estimated(quick: Callable[..., tuple[int, str, str]]
             assert float(row[f"{name}_low"]) <= float(row[name]) <= float(row[f"{name}_high"])
 
 
+@pytest.mark.parametrize(
+    ("speed", "interval", "verdict"),
+    [
+        (1.2, (1.01, 1.4), "1.20x, 95% interval"),
+        (1.2, (0.9, 1.4), "1.20x (plain decoding may be as fast), 95% interval"),
+        (0.9, (0.8, 1.0), "0.90x (plain decoding may be as fast), 95% interval"),
+        (0.9, (0.8, 0.99), "0.90x (plain decoding is faster), 95% interval"),
+    ],
+    ids=str,
+)
+def test_the_verdict_goes_by_the_interval(speed: float, interval: tuple[float, float], verdict: str) -> None:
+    best = sweep.Estimate(0.0, 2, 4, 40, 20, 9, 5, 5 / 9, 2.0, (1.5, 2.5), speed, interval, 1.0)
+    assert verdict in sweep.best_sentence([best], 0.1, draws=True)
+
+
+def test_figures_are_readable_on_every_colour() -> None:
+    def luminance(colour: tuple[float, ...]) -> float:
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    steps = np.linspace(0, 1, 12)
+    for colour in product(steps, steps, steps):
+        ink = 0.0 if sweep._ink(colour) == "black" else 1.0
+        low, high = sorted((ink, luminance(colour)))
+        # Black and white differ by 21, so the better of the two by its square root at least.
+        assert (high + 0.05) / (low + 0.05) >= 4.58
+
+
 @pytest.mark.parametrize("name", ["map.png", "map.svg"])
 def test_a_heat_map(quick: Callable[..., tuple[int, str, str]], tmp_path: Path, name: str) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
@@ -336,11 +366,10 @@ def test_a_heat_map(quick: Callable[..., tuple[int, str, str]], tmp_path: Path, 
         assert b"modelled speed-up" in content
 
 
-def test_copies_have_no_temperature(quick: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+def test_copies_have_no_temperature(corpus: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "sweep.csv"
-    status, out, _ = quick("--draft", "lookup", "--csv", str(path))
-    assert status == 0
-    assert "best: depth " in out
+    assert run([*COPIES, "--corpus", str(corpus), "--cost-ratio", "0.1", "--csv", str(path)]) == 0
+    assert "best: depth " in capsys.readouterr().out
     assert len(path.read_text().splitlines()) == 3
 
 
@@ -394,10 +423,11 @@ def test_an_interrupt_shows_what_was_done(
         (["--cost-ratio", "nan"], "--cost-ratio"),
         (["--draft", "none"], "--draft none: without drafts there is nothing to measure"),
         (["--draft", "other"], "--draft"),
+        (["--draft", "lookup"], "--draft-temperatures has no effect on drafts that are copied"),
         (["--draft-model", "x.gguf"], "--draft-model needs --model"),
         (["--context", "9"], "--context needs --model"),
         (["--raw"], "--raw needs --model"),
-        (["--model", "x.gguf"], "--corpus cannot be combined with --model"),
+        (["--model", "x.gguf", "--draft-model", "y"], "--corpus cannot be combined with --model"),
         (["--prompt", ""], "the prompt is empty"),
         (["--prompts", "no/such/file"], "cannot read the prompts no/such/file"),
         (["--csv", "no/such/folder/x.csv"], "cannot write no/such/folder/x.csv: there is no directory"),

@@ -333,6 +333,7 @@ def plot(result: Result, path: Path) -> None:
     """A bar for each line of the table, as long as its ratio, with a tick at the goal."""
     rows = result["rows"][::-1]  # bars are drawn from the bottom up
     colours = {"goal": "tab:green", "floor": "tab:olive", "below": "tab:red"}
+    meanings = {"goal": "at the goal", "floor": "between floor and goal", "below": "below the floor"}
     figure = new_figure(figsize=(9, 1.6 + 0.24 * len(rows)), layout="constrained")
     axes = figure.add_subplot()
     places = range(len(rows))
@@ -340,6 +341,8 @@ def plot(result: Result, path: Path) -> None:
     axes.scatter(
         [row["goal"] for row in rows], places, marker="|", s=90, color="black", zorder=3, label="goal"
     )
+    for verdict, meaning in meanings.items():
+        axes.barh([0], [0], color=colours[verdict], label=f"{meaning}, by ratio or by time")
     axes.set_yticks(places, [f"{row['name']} ({row['input']})" for row in rows], fontsize=8)
     axes.set_ylim(-0.6, len(rows) - 0.4)
     axes.set_xscale("log")

@@ -25,7 +25,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TextIO, TypeVar
 
 import typer
 from rich.color import ColorSystem
@@ -35,8 +35,9 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from mtplx.decoding import GenerationStats, Policy, TokenKind, TokenStream
-    from mtplx.setups import Setup, Tokenizer
+    from mtplx.decoding import BackendName, GenerationStats, Policy, TokenKind, TokenStream
+    from mtplx.distributions import SamplerConfig
+    from mtplx.setups import DraftKind, Setup, Tokenizer
 
 __all__ = ["CommandError", "app", "main", "run"]
 
@@ -53,6 +54,20 @@ app = typer.Typer(
 
 class CommandError(Exception):
     """A mistake of the user; its text is the one line they get."""
+
+
+@app.callback(invoke_without_command=True)
+def _without_command(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and end.")] = False,
+) -> None:
+    if version:
+        from importlib.metadata import version as version_of
+
+        print(f"mtplx {version_of('mtplx-sampling')}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 class Backend(StrEnum):
@@ -85,31 +100,43 @@ def _finite(value: float | None) -> float | None:
 
 
 ADAPTIVE = "adaptive"
+DEPTH = 4
+DRAFT_COST = 0.1
+DRAFT_TEMPERATURES = "0,0.3,0.6,0.9"
 
 
 def _draft_temperature(text: str, target: float) -> float:
     """Read ``--draft-temperature``: a number, a curve ``target:draft,..``, or `ADAPTIVE`: the target's."""
     from mtplx.policy import resolve_draft_temperature
 
+    if text == ADAPTIVE:
+        return target
     try:
-        if text == ADAPTIVE:
-            return target
-        if ":" in text:
-            curve = [tuple(map(float, point.split(":"))) for point in text.split(",")]
-            return resolve_draft_temperature(curve, target, default=target)
-        value = float(text)
+        points = [tuple(map(float, point.split(":"))) for point in text.split(",")]
     except ValueError as error:
         raise typer.BadParameter(
             f"{text!r} is no number, no curve target:draft,.. and not {ADAPTIVE!r}: {error}."
         ) from error
-    _finite(value)
-    return value
+    if ":" not in text and len(points) == 1:
+        _finite(points[0][0])
+        return points[0][0]
+    try:
+        return resolve_draft_temperature(points, target, default=target)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def _check_draft_temperature(text: str | None) -> str | None:
     if text is not None:
         _draft_temperature(text, 1.0)
     return text
+
+
+def _without_effect(reason: str, **given: object) -> None:
+    """Refuse the options that are given, not None, where `reason` makes them have no effect."""
+    for name, value in given.items():
+        if value is not None:
+            raise CommandError(f"--{name.replace('_', '-')} has no effect {reason}")
 
 
 def _policies(
@@ -171,14 +198,23 @@ RawOption = Annotated[
 def generate(
     prompt: Annotated[str, typer.Option(help="Text to continue.")] = "The",
     max_tokens: Annotated[int, typer.Option(min=0, help="Most tokens to decode.")] = 200,
-    depth: Annotated[int, typer.Option(min=1, help="Drafts per block; with --policy, the most.")] = 4,
+    depth: Annotated[
+        int | None,
+        typer.Option(min=1, show_default=str(DEPTH), help="Drafts per block; with --policy, the most."),
+    ] = None,
     policy: Annotated[
-        DepthPolicyName | None, typer.Option(show_default="none", help="Adapts the drafts per block.")
+        DepthPolicyName | None,
+        typer.Option(show_default="none", help="Chooses the depth from block to block."),
     ] = None,
     draft_cost: Annotated[
-        float,
-        typer.Option(min=0.0, callback=_finite, help="Cost of a draft in calls of the target, for --policy."),
-    ] = 0.1,
+        float | None,
+        typer.Option(
+            min=0.0,
+            callback=_finite,
+            show_default=str(DRAFT_COST),
+            help="Cost of a draft in calls of the target, for --policy expected-value and cost-model.",
+        ),
+    ] = None,
     temperature: Annotated[
         float, typer.Option(callback=_finite, help="Divides the logits; 0 or less is greedy.")
     ] = 0.6,
@@ -187,10 +223,11 @@ def generate(
     ] = 0.95,
     top_k: Annotated[int, typer.Option(help="Ranks kept; 0 or less is off.")] = 20,
     presence_penalty: Annotated[
-        float, typer.Option(callback=_finite, help="Taken once from a token already decoded; in [-2, 2].")
+        float,
+        typer.Option(callback=_finite, help="Taken once from a token already decoded; clamped to [-2, 2]."),
     ] = 0.0,
     frequency_penalty: Annotated[
-        float, typer.Option(callback=_finite, help="Taken for each time it was decoded; in [-2, 2].")
+        float, typer.Option(callback=_finite, help="Taken for each time it was decoded; clamped to [-2, 2].")
     ] = 0.0,
     draft_temperature: Annotated[
         str | None,
@@ -219,8 +256,26 @@ def generate(
 
     Prints the prompt and its continuation, or a chat model's answer; statistics follow on standard error.
     """
+    _require_core()
     from mtplx.distributions import SamplerConfig
 
+    source = _draft_source(model, draft_model, draft)
+    if source == "none":
+        _without_effect(
+            "with --draft none",
+            depth=depth,
+            policy=policy,
+            draft_cost=draft_cost,
+            draft_temperature=draft_temperature,
+        )
+    elif source == "lookup":
+        _without_effect("on drafts that are copied (--draft lookup)", draft_temperature=draft_temperature)
+    if policy is None:
+        _without_effect("without --policy", draft_cost=draft_cost)
+    elif policy is DepthPolicyName.streak:
+        _without_effect("with --policy streak", draft_cost=draft_cost)
+    depth = DEPTH if depth is None else depth
+    draft_cost = DRAFT_COST if draft_cost is None else draft_cost
     config = SamplerConfig(temperature, top_p, top_k, presence_penalty, frequency_penalty)
     draft_config = config
     if draft_temperature is not None:
@@ -229,14 +284,14 @@ def generate(
     policies = _policies(policy, depth, draft_cost, adapted)
     if seed is None:
         seed = secrets.randbits(32)
-    setup = _setup(corpus, model, draft_model, draft, context, raw)
+    setup = _setup(corpus, model, draft_model, source, context, raw)
     stream = _decode(
         setup,
         prompt,
         config=config,
         draft_config=draft_config,
         depth=depth,
-        policy=policies,
+        policies=policies,
         max_tokens=max_tokens,
         seed=seed,
         backend=backend.value,
@@ -261,6 +316,7 @@ def generate(
             "model": model,
             "draft_model": draft_model,
             "draft": setup.draft,
+            "context": setup.context,
             "raw": raw,
         }
         result = {
@@ -280,6 +336,13 @@ def generate(
         raise typer.Exit(EXIT_INTERRUPTED)
 
 
+def _require_core() -> None:
+    try:
+        import mtplx._csampling.dispatch  # noqa: F401 - whether it can be imported is the question
+    except (ImportError, ValueError) as error:  # ValueError: MTPLX_ISA names no instruction set
+        raise CommandError(f"the compiled core cannot be imported: {error}") from error
+
+
 @app.command()
 def info() -> None:
     """Print versions, the instruction sets of the compiled core, and what there is to choose from."""
@@ -288,10 +351,9 @@ def info() -> None:
 
     import numpy as np
 
-    try:
-        from mtplx._csampling.dispatch import active_isa, available_isas
-    except (ImportError, ValueError) as error:  # ValueError: MTPLX_ISA names no instruction set
-        raise CommandError(f"the compiled core cannot be imported: {error}") from error
+    _require_core()
+    from mtplx._csampling.dispatch import active_isa, available_isas
+
     lines = {
         "mtplx": version("mtplx-sampling"),
         "instruction set": active_isa(),
@@ -312,7 +374,12 @@ def bench(
         str,
         typer.Option(metavar="PART", show_default="all", help="Rows of the table with this in their name."),
     ] = "",
-    seconds: Annotated[float, typer.Option(min=0.1, max=86_400.0, help="Time to spend on measuring.")] = 40.0,
+    seconds: Annotated[
+        float,
+        typer.Option(
+            min=0.1, max=86_400.0, help="Time to spend on measuring; every line gets one sample at least."
+        ),
+    ] = 40.0,
     isa: Annotated[
         str | None,
         typer.Option(metavar="NAME", show_default="the best", help="Instruction set of the compiled core."),
@@ -340,6 +407,7 @@ def bench(
 
     Every line is marked by the goals of the project: at the goal, between floor and goal, or below.
     """
+    _require_core()
     from mtplx import bench_report, charts
 
     asked: dict[Literal["worst", "scaling", "blocks"], bool] = {
@@ -385,8 +453,9 @@ def sweep(
     texts: Annotated[int, typer.Option(min=1, help="Texts per prompt.")] = 4,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a text.")] = 64,
     draft_temperatures: Annotated[
-        str, typer.Option(metavar="LIST", help="Separated by commas.")
-    ] = "0,0.3,0.6,0.9",
+        str | None,
+        typer.Option(metavar="LIST", show_default=DRAFT_TEMPERATURES, help="Separated by commas."),
+    ] = None,
     depths: Annotated[str, typer.Option(metavar="LIST", help="Separated by commas.")] = "1,2,3,4,6,8",
     temperature: Annotated[float, typer.Option(callback=_finite, help="The target's temperature.")] = 0.6,
     top_p: Annotated[
@@ -422,11 +491,15 @@ def sweep(
     ] = None,
 ) -> None:
     """Measure acceptance and modelled speed-up over draft temperatures and depths, and name the best."""
+    _require_core()
     from mtplx import charts, setups, sweep
     from mtplx.distributions import SamplerConfig
 
-    if draft is Draft.none:
+    source = _draft_source(model, draft_model, draft)
+    if source == "none":
         raise CommandError("--draft none: without drafts there is nothing to measure")
+    if source == "lookup":
+        _without_effect("on drafts that are copied (--draft lookup)", draft_temperatures=draft_temperatures)
     try:
         # Refuse what could only fail after minutes of measuring.
         for file in (csv, state):
@@ -434,14 +507,18 @@ def sweep(
                 raise CommandError(f"cannot write {file}: there is no directory {file.parent}")
         if plot is not None:
             charts.require_plotting(plot)
-        setup = _setup(corpus, model, draft_model, draft, context, raw)
+        setup = _setup(corpus, model, draft_model, source, context, raw)
         plan = sweep.Plan(
             prompts=tuple(_prompts(prompt, prompts)),
             texts=texts,
             max_tokens=max_tokens,
             config=SamplerConfig(temperature, top_p, top_k),
             # Copies have no temperature: one column stands for all.
-            draft_temperatures=_numbers("--draft-temperatures", draft_temperatures, float)
+            draft_temperatures=_numbers(
+                "--draft-temperatures",
+                DRAFT_TEMPERATURES if draft_temperatures is None else draft_temperatures,
+                float,
+            )
             if setup.draws
             else (temperature,),
             depths=_numbers("--depths", depths, int),
@@ -509,11 +586,17 @@ def _prompts(given: list[str] | None, file: Path | None) -> list[str]:
     return prompts or list(PROMPTS)
 
 
+def _draft_source(model: str | None, draft_model: str | None, draft: Draft | None) -> DraftKind:
+    from mtplx.setups import default_draft
+
+    return default_draft(model, draft_model) if draft is None else draft.value
+
+
 def _setup(
     corpus: Path | None,
     model: str | None,
     draft_model: str | None,
-    draft: Draft | None,
+    draft: DraftKind,
     context: int | None,
     raw: bool,
 ) -> Setup:
@@ -525,40 +608,62 @@ def _setup(
                 raise CommandError(f"{name} needs --model")
     elif corpus is not None:
         raise CommandError("--corpus cannot be combined with --model")
-    kind: Any = None if draft is None else draft.value
     console = _console(sys.stderr)
     work = "training the n-gram models" if model is None else "loading the model"
     status = console.status(work) if console.is_terminal else nullcontext()
     try:
         with status:
             if model is None:
-                return setups.ngram_setup(corpus, kind)
+                return setups.ngram_setup(corpus, draft)
             return setups.gguf_setup(
-                model, draft_model, kind, context=4096 if context is None else context, raw=raw
+                model, draft_model, draft, context=4096 if context is None else context, raw=raw
             )
     except setups.SetupError as error:
         raise CommandError(str(error)) from error
 
 
 def _decode(
-    setup: Setup, prompt: str, *, draft_config: Any, depth: int, policy: Any, **common: Any
+    setup: Setup,
+    prompt: str,
+    *,
+    config: SamplerConfig,
+    draft_config: SamplerConfig,
+    depth: int,
+    policies: Sequence[Policy],
+    max_tokens: int,
+    seed: int,
+    backend: BackendName,
 ) -> TokenStream:
     from mtplx import decoding
     from mtplx.setups import SetupError
 
-    common["stop_tokens"] = setup.stop_tokens
     try:
-        tokens = setup.prompt_tokens(prompt, common["max_tokens"])
+        tokens = setup.prompt_tokens(prompt, max_tokens)
         if setup.make_drafter is None:
-            return decoding.generate(setup.target, tokens, **common)
-        drafter = setup.make_drafter(common["backend"])
+            return decoding.generate(
+                setup.target,
+                tokens,
+                config=config,
+                max_tokens=max_tokens,
+                stop_tokens=setup.stop_tokens,
+                seed=seed,
+                backend=backend,
+            )
         return decoding.speculative_generate(
-            setup.target, drafter, tokens, draft_config=draft_config, depth=depth, policy=policy, **common
+            setup.target,
+            setup.make_drafter(backend),
+            tokens,
+            config=config,
+            draft_config=draft_config,
+            depth=depth,
+            policy=policies,
+            max_tokens=max_tokens,
+            stop_tokens=setup.stop_tokens,
+            seed=seed,
+            backend=backend,
         )
     except SetupError as error:
         raise CommandError(str(error)) from error
-    except ImportError as error:
-        raise CommandError(f"the {common['backend']} backend cannot be imported: {error}") from error
 
 
 def _exhaust(stream: TokenStream) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 
 from mtplx.decoding import BackendName, Drafter, ModelDrafter, PromptLookupDrafter, TargetModel
 
-__all__ = ["DraftKind", "Setup", "SetupError", "Tokenizer", "gguf_setup", "ngram_setup"]
+__all__ = ["DraftKind", "Setup", "SetupError", "Tokenizer", "default_draft", "gguf_setup", "ngram_setup"]
 
 DraftKind = Literal["model", "lookup", "none"]
 
@@ -93,6 +93,17 @@ class Setup:
         return tokens
 
 
+def default_draft(model: str | None, draft_model: str | None) -> DraftKind:
+    """Where drafts come from if that is not said: a model where there is one, else the text itself.
+
+    Examples
+    --------
+    >>> default_draft(None, None), default_draft("target.gguf", None)
+    ('model', 'lookup')
+    """
+    return "lookup" if model is not None and draft_model is None else "model"
+
+
 def ngram_setup(corpus: Path | None, draft: DraftKind | None = None) -> Setup:
     """Train a pair of n-gram models on a text, by default on Python's help topics.
 
@@ -115,7 +126,7 @@ def ngram_setup(corpus: Path | None, draft: DraftKind | None = None) -> Setup:
         if not text:
             raise SetupError(f"the corpus {corpus} is empty")
     pair = train_pair(text)
-    draft = draft or "model"
+    draft = draft or default_draft(None, None)
     return Setup(
         target=pair.target,
         tokenizer=pair.tokenizer,
@@ -153,7 +164,7 @@ def gguf_setup(
     SetupError
         llama-cpp-python is not installed, a file cannot be loaded, or the vocabularies differ.
     """
-    draft = draft or ("lookup" if draft_model is None else "model")
+    draft = draft or default_draft(model, draft_model)
     if (draft == "model") != (draft_model is not None):
         given = "no draft model is given" if draft_model is None else "a draft model is given"
         raise SetupError(f"--draft {draft}: {given} (--draft-model FILE)")
