@@ -102,7 +102,7 @@ class TransformersModel:
         self._vocab_size: int = config.vocab_size
         self._context: int | None = getattr(config, "max_position_embeddings", None)
         parameters = inspect.signature(model.forward).parameters
-        # Older versions of the library, and models of others, know the cache by its former name.
+        # Some versions of the library, and models of others, call the cache `past_key_values`.
         self._cache_name = "cache" if "cache" in parameters else "past_key_values"
         # Of a prompt no logits are wanted; where the model can leave them out, one row is computed.
         self._without_logits: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
