@@ -27,7 +27,7 @@ from mtplx._csampling.arrays cimport F64, Row, element
 from mtplx._csampling.blocks cimport (
     BLOCK_RULE,
     BY_DRAFT,
-    BY_TARGET,
+    BY_TARGET_RATIO,
     CASCADE,
     GREEDY,
     MATCH,
@@ -52,7 +52,7 @@ from mtplx._csampling.dispatch cimport (
 from mtplx._csampling.distributions cimport Support, find
 from mtplx._csampling.draws cimport Weights, draw, draw_place, weigh, weigh_scaled, weights_piece
 from mtplx._csampling.laws cimport TINY_TOTAL, entropy_as_defined, entropy_of
-from mtplx._csampling.mass cimport ROW_FINE, weigh_row, widen_into
+from mtplx._csampling.mass cimport ROW_BAD, ROW_FINE, weigh_row, widen_into
 from mtplx._csampling.softmax cimport exponentials
 from mtplx._csampling.streams cimport BONUS_LANE, CORRECTION_LANE, next_uniform
 from mtplx._csampling.views cimport (
@@ -591,11 +591,13 @@ cdef problem keeps_as_defined(const double *weights, Py_ssize_t count, double p,
 
 cdef inline bint defers(double p, double q, double top, const Parameters *parameters) noexcept nogil:
     """r of the cascade: whether a token falls short of the target's best by too much."""
-    if parameters.deferred == BY_DRAFT:
-        return q < top - parameters.alpha
-    if parameters.deferred == BY_TARGET:
-        return p < top - parameters.alpha
-    return p < top * (1.0 - parameters.alpha)
+    return (q if parameters.deferred == BY_DRAFT else p) < deferral_bound(top, parameters)
+
+
+cdef inline double deferral_bound(double top, const Parameters *parameters) noexcept nogil:
+    if parameters.deferred == BY_TARGET_RATIO:
+        return top * (1.0 - parameters.alpha)
+    return top - parameters.alpha
 
 
 cdef problem run_cascade(Block *block, Workspace *space) noexcept nogil:
@@ -668,6 +670,8 @@ cdef problem deferred_mass(View *target, View *draft, Workspace *space, double t
     cdef const Parameters *parameters = &block.parameters
     cdef const double *p
     cdef const double *q
+    cdef const double *compared
+    cdef double bound = deferral_bound(top, parameters), total
     cdef Py_ssize_t i
     cdef problem status
     mass[0] = 0.0
@@ -686,14 +690,18 @@ cdef problem deferred_mass(View *target, View *draft, Workspace *space, double t
         return status
     p = <const double *>target.row.data
     q = <const double *>draft.row.data
+    if weigh_row(&draft.row, &total) == ROW_BAD:
+        for i in range(target.n):
+            if not (q[i] >= 0.0 and q[i] < INFINITY):
+                block.failure.token = i
+                block.failure.value = q[i]
+                return BAD_ROW
+    compared = q if parameters.deferred == BY_DRAFT else p
+    total = 0.0
     for i in range(target.n):
-        if not (q[i] >= 0.0 and q[i] < INFINITY):
-            block.failure.token = i
-            block.failure.value = q[i]
-            return BAD_ROW
-    for i in range(target.n):
-        if defers(p[i], q[i], top, parameters):
-            mass[0] += q[i]
+        # Without a branch: which tokens are deferred cannot be foretold.
+        total += q[i] if compared[i] < bound else 0.0
+    mass[0] = total
     return FINE
 
 
@@ -746,8 +754,11 @@ cdef problem draw_deferred(Block *block, View *target, View *draft, Workspace *s
     if sums is NULL or out is NULL:
         return NO_ROOM
     part = dense_part(block, target, draft, top, mass)
-    for i in range(target.n):
-        out[i] = dense_weight(<cascade_part>part, block, target, draft, i, top, mass)
+    if part == LEFT:
+        write_left(block, target, draft, top, mass, out)
+    else:
+        for i in range(target.n):
+            out[i] = dense_weight(<cascade_part>part, block, target, draft, i, top, mass)
     row.data = <const char *>out
     row.n = target.n
     row.kind = F64
@@ -756,6 +767,19 @@ cdef problem draw_deferred(Block *block, View *target, View *draft, Workspace *s
         return WITHOUT_MASS
     token[0] = draw(&weights, next_uniform(&block.stream, CORRECTION_LANE))
     return FINE
+
+
+cdef void write_left(Block *block, const View *target, const View *draft, double top, double mass,
+                     double *out) noexcept nogil:
+    """The part LEFT, without branches; in place of q allowed."""
+    cdef const double *p = <const double *>target.row.data
+    cdef const double *q = <const double *>draft.row.data
+    cdef const double *compared = q if block.parameters.deferred == BY_DRAFT else p
+    cdef double bound = deferral_bound(top, &block.parameters), weight
+    cdef Py_ssize_t i
+    for i in range(target.n):
+        weight = p[i] * mass - (q[i] if compared[i] < bound else 0.0)
+        out[i] = weight if (weight > 0.0) & (weight < INFINITY) else 0.0
 
 
 cdef double dense_weight(cascade_part part, Block *block, const View *target, const View *draft, Py_ssize_t i,
