@@ -21,6 +21,7 @@ from cpython.ref cimport Py_INCREF
 from libc.math cimport INFINITY, exp, isfinite
 from libc.stdint cimport int64_t
 from libc.stdlib cimport free, malloc
+from libc.string cimport memset
 
 from mtplx._csampling.acceptance cimport acceptance
 from mtplx._csampling.arrays cimport F64, Row, element
@@ -47,6 +48,7 @@ from mtplx._csampling.dispatch cimport (
     KEEP_TEST,
     TYPICAL_THRESHOLD,
     count_fallback,
+    running,
     table,
 )
 from mtplx._csampling.distributions cimport Support, find
@@ -775,11 +777,21 @@ cdef void write_left(Block *block, const View *target, const View *draft, double
     cdef const double *p = <const double *>target.row.data
     cdef const double *q = <const double *>draft.row.data
     cdef const double *compared = q if block.parameters.deferred == BY_DRAFT else p
-    cdef double bound = deferral_bound(top, &block.parameters), weight
-    cdef Py_ssize_t i
-    for i in range(target.n):
-        weight = p[i] * mass - (q[i] if compared[i] < bound else 0.0)
-        out[i] = weight if (weight > 0.0) & (weight < INFINITY) else 0.0
+    cdef double bound = deferral_bound(top, &block.parameters)
+    cdef double given[CHUNK]
+    cdef double taken[CHUNK]
+    cdef double q_here
+    cdef running ignored
+    cdef Py_ssize_t start = 0, length, i
+    memset(&ignored, 0, sizeof(ignored))
+    while start < target.n:
+        length = min(<Py_ssize_t>CHUNK, target.n - start)
+        for i in range(length):
+            q_here = q[start + i]
+            given[i] = p[start + i] * mass
+            taken[i] = q_here if compared[start + i] < bound else 0.0
+        table.residual(given, taken, length, out + start, &ignored)
+        start += length
 
 
 cdef double dense_weight(cascade_part part, Block *block, const View *target, const View *draft, Py_ssize_t i,
