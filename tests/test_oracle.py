@@ -636,6 +636,77 @@ def test_bad_questions(call, error):
         call(pair.target, pair.draft)
 
 
+BAD_ROWS = {
+    "negative": ([-0.5, 1.5], r"entry 0 is -0\.5"),
+    "NaN": ([0.5, np.nan], "entry 1 is nan"),
+    "infinite": ([np.inf, 0.5], "entry 0 is inf"),
+    "without mass": ([0.0, 0.0], "has no positive mass"),
+    "short": ([1.0], "has [12] entries, .* [12]$"),
+    "long": ([0.25, 0.25, 0.5], "has [23] entries, .* [23]$"),
+    "sparse, of another length": (SparseDistribution([0], [1.0], 3), "has [23] entries, .* [23]$"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_ROWS)
+@pytest.mark.parametrize(
+    "rule",
+    ["exact", "greedy", "match", "block", "typical", Cascade(0.2), "recursive", "kseq", "traversal"],
+    ids=str,
+)
+def test_rows_that_are_no_distributions(rule, kind):
+    """Whichever row it is: of the target at a draft, behind the drafts, or of the draft."""
+    bad, message = BAD_ROWS[kind]
+    good = [0.5, 0.5]
+    for target, draft in (([bad, good], [good]), ([good, bad], [good]), ([good, good], [bad])):
+        with pytest.raises(ValueError, match=f"(target|draft) after .*{message}"):
+            emitted_law(rule, target, draft)
+        with pytest.raises(ValueError, match=message):
+            expected_accepted(target, draft, rule)
+        with pytest.raises(ValueError, match=message):
+            sequence_law(rule, [*target, good], draft, 1, 3)
+    with pytest.raises(ValueError, match=message):
+        sequence_law(rule, [good, good, bad], [good], 1, 3)
+
+
+@pytest.mark.parametrize("kind", BAD_ROWS)
+def test_rows_that_are_no_distributions_without_a_rule(kind):
+    bad, message = BAD_ROWS[kind]
+    with pytest.raises(ValueError, match=message):
+        target_law([[0.5, 0.5], bad], 2)
+    for pair in (([0.5, 0.5], bad), (bad, [0.5, 0.5])):
+        with pytest.raises(ValueError, match=message):
+            acceptance(*pair)
+
+
+def test_sparse_rows_may_differ_in_length():
+    target = [SparseDistribution([0, 2], [0.5, 0.5], 3), SparseDistribution([1], [1.0], 2)]
+    assert emitted_law("exact", target, [SparseDistribution([0], [1.0], 2)]) == {(2,): 0.5, (0, 1): 0.5}
+    assert acceptance(*target) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda rows: emitted_law("exact", rows, rows, -1), ValueError, "depth is -1"),
+        (lambda rows: emitted_law("kseq", rows, rows, -1), ValueError, "depth is -1"),
+        (lambda rows: expected_accepted(rows, rows, "block", -3), ValueError, "depth is -3"),
+        (lambda rows: sequence_law("exact", rows, rows, -2, 1), ValueError, "depth is -2"),
+        (lambda rows: sequence_law("exact", rows, rows, 1, -2), ValueError, "length is -2"),
+        (lambda rows: target_law(rows, -1), ValueError, "length is -1"),
+        (
+            lambda rows: target_law(rows, 3),
+            IndexError,
+            r"target has 2 rows: none for what follows \(\d, \d\)",
+        ),
+        (lambda rows: emitted_law("exact", rows, rows[:1], 2), IndexError, "draft has 1 rows: none"),
+        (lambda rows: emitted_law("block", rows[:1], rows, 2), IndexError, "target has 1 rows: none"),
+    ],
+)
+def test_depths_and_lengths_that_cannot_be(call, error, message):
+    with pytest.raises(error, match=message):
+        call([[0.5, 0.5], [0.25, 0.75]])
+
+
 def test_acceptance_is_what_one_draft_expects():
     for pair in pairs(len(KINDS)):
         p, q = pair.target(()), pair.draft(())
@@ -661,6 +732,26 @@ def test_the_best_depth_at_its_ends():
     assert best_depth(1.0, 0.0, max_depth=3) == 3
     assert best_depth(1.0, 1.0) == 0  # drafting costs what it brings: the smallest of equals
     assert best_depth([], 0.1) == 0
-    for bad in ((1.5, 0.1), (-0.1, 0.1), (float("nan"), 0.1), (0.5, -0.1), (0.5, float("nan"))):
-        with pytest.raises(ValueError, match="is"):
-            best_depth(*bad)
+    assert best_depth(np.float32(0.5), 0.1) == best_depth(0.5, 0.1)
+    assert best_depth(1.0, 0.0, max_depth=0) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((1.5, 0.1), "acceptance of draft 1 .* is 1.5"),
+        ((-0.1, 0.1), "draft 1 .* is -0.1"),
+        ((float("nan"), 0.1), "draft 1 .* is nan"),
+        (([0.5, "0.5"], 0.1), "draft 2 .* is '0.5'"),
+        (([0.5] * 64 + [2.0], 0.1), "draft 65 .* is 2.0"),  # also behind max_depth
+        ((None, 0.1), "acceptance must be a number or a sequence of them; it is None"),
+        ((0.5, -0.1), "cost_ratio .* is -0.1"),
+        ((0.5, float("nan")), "cost_ratio .* is nan"),
+        ((0.5, None), "cost_ratio .* is None"),
+    ],
+)
+def test_no_depth_is_best_of_nonsense(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        best_depth(*arguments)
+    with pytest.raises(ValueError, match="max_depth must not be negative; it is -1"):
+        best_depth(0.5, 0.1, max_depth=-1)

@@ -43,7 +43,8 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any
+from numbers import Real
+from typing import Any, cast
 
 import numpy as np
 
@@ -56,7 +57,7 @@ from mtplx.decisions import (
     as_rule,
     as_tree_rule,
 )
-from mtplx.distributions import BatchedSparseDistributions, Distribution
+from mtplx.distributions import BatchedSparseDistributions, Distribution, SparseDistribution
 from mtplx.reference import rules, trees
 from mtplx.reference.one_row import (
     Weights,
@@ -106,10 +107,26 @@ def _shares(weights: Weights) -> Shares:
     return [(token, value / total) for token, value in zip(tokens, values.tolist(), strict=True) if value]
 
 
-class _Rows:
-    """Rows by prefix, each made once."""
+class _Lengths:
+    """V of the rows of target and draft, which must be one. Sparse rows among themselves may differ in it."""
 
-    def __init__(self, model: Any, name: str) -> None:
+    def __init__(self) -> None:
+        self._places: dict[bool, dict[int, str]] = {True: {}, False: {}}
+
+    def add(self, row: Distribution, place: str) -> None:
+        size = vocabulary(row)
+        self._places[isinstance(row, SparseDistribution)].setdefault(size, place)
+        if not self._places[False]:
+            return
+        for other, first in (self._places[True] | self._places[False]).items():
+            if other != size:
+                raise ValueError(f"{place} has {size} entries, {first} {other}")
+
+
+class _Rows:
+    """Rows by prefix, each made once and checked."""
+
+    def __init__(self, model: Any, name: str, lengths: _Lengths) -> None:
         if callable(model):
             self._row: Callable[[Tokens], Any] = model
             self.count: int | None = None
@@ -118,13 +135,18 @@ class _Rows:
             self._row = lambda prefix: rows[len(prefix)]
             self.count = len(rows)
         self._name = name
+        self._lengths = lengths
         self._made: dict[Tokens, tuple[Distribution, Shares]] = {}
 
     def _at(self, prefix: Tokens) -> tuple[Distribution, Shares]:
         made = self._made.get(prefix)
         if made is None:
-            row = as_distribution(self._row(prefix), self._name)
-            made = self._made[prefix] = row, _shares(weights_of(row, self._name))
+            if self.count is not None and len(prefix) >= self.count:
+                raise IndexError(f"{self._name} has {self.count} rows: none for what follows {prefix}")
+            place = f"{self._name} after {prefix}"
+            row = as_distribution(self._row(prefix), place)
+            self._lengths.add(row, place)
+            made = self._made[prefix] = row, _shares(weights_of(row, place))
         return made
 
     def __getitem__(self, prefix: Tokens) -> Distribution:
@@ -345,6 +367,11 @@ def _depth(depth: int | None, draft: _Rows) -> int:
     return count
 
 
+def _pair(target: Any, draft: Any) -> tuple[_Rows, _Rows]:
+    lengths = _Lengths()
+    return _Rows(target, "target", lengths), _Rows(draft, "draft", lengths)
+
+
 def _outcomes(
     rule: Any, target: _Rows, draft: _Rows, depth: int | None, tree: Any, replacement: bool
 ) -> _Outcomes:
@@ -400,14 +427,17 @@ def emitted_law(
     ------
     ValueError
         Unknown rule; a chain rule with a tree, or a tree rule with a tree and a depth; no way to tell the
-        depth; more siblings without replacement than a draft row has tokens; a row is no distribution.
+        depth, or a negative one; more siblings without replacement than a draft row has tokens; a row that
+        is reached is negative or not finite somewhere, has no mass, or another length than one before it.
+    IndexError
+        Fewer rows than are reached.
 
     Examples
     --------
     >>> emitted_law("exact", [[0.5, 0.5], [1.0, 0.0]], [[1.0, 0.0]])
     {(1,): 0.5, (0, 0): 0.5}
     """
-    outcomes = _outcomes(rule, _Rows(target, "target"), _Rows(draft, "draft"), depth, tree, replacement)
+    outcomes = _outcomes(rule, *_pair(target, draft), depth, tree, replacement)
     law: Law = {}
     for (tokens, _), mass in outcomes.mass.items():
         law[tokens] = law.get(tokens, 0.0) + mass
@@ -456,13 +486,18 @@ def sequence_law(
     -------
     dict
 
+    Raises
+    ------
+    ValueError, IndexError
+        As in `emitted_law`; `length` is negative.
+
     Examples
     --------
     >>> sequence_law("greedy", [[0.0, 1.0], [1.0, 0.0]], [[0.5, 0.5]], 1, 2)
     {(1, 0): 1.0}
     """
-    rows = _Rows(target, "target")
-    outcomes = _outcomes(rule, rows, _Rows(draft, "draft"), depth, tree, replacement)
+    rows, drafts = _pair(target, draft)
+    outcomes = _outcomes(rule, rows, drafts, depth, tree, replacement)
     law: Law = {}
     for (tokens, _), mass in outcomes.mass.items():
         law[tokens] = law.get(tokens, 0.0) + mass
@@ -472,12 +507,27 @@ def sequence_law(
 def target_law(target: Model, length: int) -> Law:
     """The law of `length` tokens decoded plainly from the target.
 
+    Parameters
+    ----------
+    target
+        As in `emitted_law`.
+    length : int
+
+    Returns
+    -------
+    dict
+
+    Raises
+    ------
+    ValueError, IndexError
+        As in `emitted_law`; `length` is negative.
+
     Examples
     --------
     >>> target_law([[0.5, 0.5], [1.0, 0.0]], 2)
     {(0, 0): 0.5, (1, 0): 0.5}
     """
-    return _continued({(): 1.0}, _Rows(target, "target"), operator.index(length))
+    return _continued({(): 1.0}, _Rows(target, "target", _Lengths()), operator.index(length))
 
 
 def law_distance(a: Mapping[Tokens, float], b: Mapping[Tokens, float]) -> float:
@@ -511,12 +561,17 @@ def expected_accepted(
     -------
     float
 
+    Raises
+    ------
+    ValueError, IndexError
+        As in `emitted_law`.
+
     Examples
     --------
     >>> expected_accepted([[0.5, 0.5], [0.5, 0.5]], [[1.0, 0.0]], "exact")
     0.5
     """
-    outcomes = _outcomes(rule, _Rows(target, "target"), _Rows(draft, "draft"), depth, tree, replacement)
+    outcomes = _outcomes(rule, *_pair(target, draft), depth, tree, replacement)
     return sum(accepted * mass for (_, accepted), mass in outcomes.mass.items())
 
 
@@ -544,7 +599,7 @@ def acceptance(p: Any, q: Any) -> float:
     rows = [as_distribution(row, name) for row, name in ((p, "p"), (q, "q"))]
     require_same_length(*rows)
     size = max(map(vocabulary, rows))
-    dense = [as_probabilities(as_dense(row, "p and q"), "p and q") for row in rows]
+    dense = [as_probabilities(as_dense(row, name), name) for row, name in zip(rows, "pq", strict=True)]
     return float(np.minimum(*(np.pad(row, (0, size - row.size)) for row in dense)).sum())
 
 
@@ -572,7 +627,7 @@ def best_depth(acceptance: float | Sequence[float], cost_ratio: float, *, max_de
     Raises
     ------
     ValueError
-        A probability outside [0, 1], a cost that is negative or NaN.
+        A probability outside [0, 1], a cost that is negative or NaN, no number; `max_depth` is negative.
 
     References
     ----------
@@ -583,14 +638,22 @@ def best_depth(acceptance: float | Sequence[float], cost_ratio: float, *, max_de
     >>> best_depth(0.8, 0.05), best_depth(0.8, 0.9), best_depth([0.9, 0.1, 0.1], 0.2)
     (8, 0, 1)
     """
-    if not cost_ratio >= 0.0:
-        raise ValueError(f"cost_ratio is {cost_ratio}")
-    chances = [acceptance] * max_depth if isinstance(acceptance, int | float) else list(acceptance)
+    if not isinstance(cost_ratio, Real) or not cost_ratio >= 0.0:
+        raise ValueError(f"cost_ratio must be a number of at least 0; it is {cost_ratio!r}")
+    deepest = operator.index(max_depth)
+    if deepest < 0:
+        raise ValueError(f"max_depth must not be negative; it is {deepest}")
+    try:
+        given = [acceptance] if isinstance(acceptance, Real) else list(cast(Sequence[float], acceptance))
+    except TypeError:
+        raise ValueError(f"acceptance must be a number or a sequence of them; it is {acceptance!r}") from None
+    for depth, chance in enumerate(given, start=1):
+        if not isinstance(chance, Real) or not 0.0 <= chance <= 1.0:
+            raise ValueError(f"the acceptance of draft {depth} must be in [0, 1]; it is {chance!r}")
+    chances = given * deepest if isinstance(acceptance, Real) else given[:deepest]
     best, best_rate = 0, 1.0
     tokens, reached = 1.0, 1.0
-    for depth, chance in enumerate(chances[:max_depth], start=1):
-        if not 0.0 <= chance <= 1.0:
-            raise ValueError(f"the acceptance of draft {depth} is {chance}")
+    for depth, chance in enumerate(map(float, chances), start=1):
         reached *= chance
         tokens += reached
         rate = tokens / (1.0 + depth * cost_ratio)
