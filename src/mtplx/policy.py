@@ -43,11 +43,18 @@ MAX_DEPTH = 8
 
 
 def _number(value: Any, name: str, least: float, most: float = math.inf) -> float:
-    """A finite number in [least, most], else ValueError."""
+    """A finite number in [least, most], else ValueError. The smallest subnormal as `least` is "above 0"."""
     number = float(value) if isinstance(value, Real) else math.nan
     if not math.isfinite(number) or not least <= number <= most:
-        raise ValueError(f"{name} must be a finite number in [{least}, {most}]; got {value!r}")
+        raise ValueError(f"{name} must be a finite number {_range(least, most)}; got {value!r}")
     return number
+
+
+def _range(least: float, most: float) -> str:
+    low, high = (str(limit).removesuffix(".0") for limit in (least, most))
+    if least == math.ulp(0.0):
+        return "above 0" if most == math.inf else f"above 0 and at most {high}"
+    return f"of at least {low}" if most == math.inf else f"in [{low}, {high}]"
 
 
 def _require_counts(attempted: int, accepted: int) -> None:
@@ -478,8 +485,8 @@ class CostModelDepth(_AcceptanceByDepth):
     Raises
     ------
     ValueError
-        A time that is not finite and positive (a ratio: not negative), too few of them, limits that make no
-        sense.
+        A time that is not finite and positive (a ratio: not negative), too few of them, no time at all;
+        limits that make no sense.
 
     See Also
     --------
@@ -512,7 +519,12 @@ class CostModelDepth(_AcceptanceByDepth):
             _require_depths(minimum, maximum, 0)
             times = [1.0 + depth * ratio for depth in range(maximum + 1)]
         else:
-            times = list(cast(Sequence[float], time))
+            try:
+                times = list(cast(Sequence[float], time))
+            except TypeError:
+                raise ValueError(
+                    f"time must be a number, a sequence of numbers or a callable; got {time!r}"
+                ) from None
             maximum = len(times) - 1 if maximum is None else maximum
             _require_depths(minimum, maximum, 0)
             if len(times) <= maximum:
