@@ -233,8 +233,13 @@ def test_typical_helpers(face):
     for bad in ({"eps": -0.1, "delta": 0.1}, {"eps": 0.1, "delta": math.nan}):
         with pytest.raises(ValueError, match=r"eps|delta"):
             face.typical_accept_decision(p, 1, **bad)
-    with pytest.raises(ValueError, match="entropy_value"):
-        face.typical_acceptance_threshold(math.nan, 0.3, 0.09)
+    for bad in (math.nan, -1e9, -math.inf, -5e-324):
+        with pytest.raises(ValueError, match=f"entropy_value .*{bad}"):
+            face.typical_acceptance_threshold(bad, 0.3, 0.09)
+        with pytest.raises(ValueError, match=f"entropy_value .*{bad}"):
+            face.typical_accept_decision(p, 1, eps=0.3, delta=0.09, entropy_value=bad)
+    # Where the entropy is 0, its error reaches below.
+    assert face.typical_accept_decision([1.0, 0.0], 0, eps=1.0, delta=1.0) == (False, 1.0, 0.0)
     with pytest.raises(IndexError):
         face.typical_accept_decision(p, 3, eps=0.3, delta=0.09)
     with pytest.raises(ValueError, match=r"target_p|distribution"):
@@ -366,7 +371,7 @@ def test_the_helpers_decide_and_refuse_alike(isa):
         eps, delta = float(rng.choice([0.0, 0.3, 1.0, -0.1])), float(rng.choice([0.09, 0.5, 2.0, np.nan]))
         for name, args, options in (
             ("typical_accept_decision", (p, token), {"eps": eps, "delta": delta}),
-            ("typical_acceptance_threshold", (float(rng.choice([0.0, 1.0, np.nan])), eps, delta), {}),
+            ("typical_acceptance_threshold", (float(rng.choice([0.0, 1.0, -1.0, np.nan])), eps, delta), {}),
             ("cascade_defer_decision", (p, q), {"alpha": alpha}),
             ("cascade_defer_decision", (p, q), {"alpha": alpha, "tv_value": 0.25}),
             ("cascade_token_deferral", (p, q, token), {"alpha": alpha, "rule": deferral}),

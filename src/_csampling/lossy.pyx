@@ -55,7 +55,7 @@ def typical_acceptance_threshold(entropy_value, eps, delta):
     Raises
     ------
     ValueError
-        An argument is NaN, `eps` or `delta` negative.
+        An argument is negative or NaN.
 
     References
     ----------
@@ -70,8 +70,8 @@ def typical_acceptance_threshold(entropy_value, eps, delta):
         if not value >= 0.0:
             raise ValueError(f"{name} must not be negative; it is {value!r}")
     entropy = float(entropy_value)
-    if math.isnan(entropy):
-        raise ValueError(f"entropy_value is {entropy}")
+    if not entropy >= 0.0:
+        raise ValueError(f"entropy_value must be at least 0; it is {entropy}")
     return min(float(eps), float(delta) * math.exp(-entropy))
 
 
@@ -109,7 +109,8 @@ def typical_accept_decision(target_p, token_id, *, eps, delta, entropy_value=Non
     entropy = distribution_entropy(target_p) if entropy_value is None else float(entropy_value)
     threshold = typical_acceptance_threshold(entropy, eps, delta)
     if entropy_value is None:
-        low, high = (typical_acceptance_threshold(entropy + error, eps, delta) * scale
+        # No entropy of the reference is below 0.
+        low, high = (typical_acceptance_threshold(max(entropy + error, 0.0), eps, delta) * scale
                      for error, scale in ((ENTROPY_ERROR, 1.0 - 2.0 ** -50),
                                           (-ENTROPY_ERROR, 1.0 + 2.0 ** -50)))
         if (p > low) != (p > high):

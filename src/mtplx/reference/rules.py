@@ -372,7 +372,7 @@ def typical_acceptance_threshold(entropy_value: float, eps: float, delta: float)
     Raises
     ------
     ValueError
-        An argument is NaN, `eps` or `delta` negative.
+        An argument is negative or NaN.
 
     References
     ----------
@@ -385,8 +385,8 @@ def typical_acceptance_threshold(entropy_value: float, eps: float, delta: float)
     """
     parameters = Typical(eps, delta)
     entropy = float(entropy_value)
-    if math.isnan(entropy):
-        raise ValueError(f"entropy_value is {entropy}")
+    if not entropy >= 0.0:
+        raise ValueError(f"entropy_value must be at least 0; it is {entropy}")
     return min(float(parameters.eps), float(parameters.delta) * math.exp(-entropy))
 
 
