@@ -153,7 +153,8 @@ def test_penalties_and_mixed_configurations(isa):
                 [x], [draft], [token], config, other, scripted(LAST, u), penalty_overlay=overlay
             )
             assert (
-                found.tokens.tolist() == reference.verify_block([p], [q], [token], scripted(LAST, u)).tokens
+                found.tokens.tolist()
+                == reference.verify_block([p], [q], [token], scripted(LAST, u)).tokens.tolist()
             )
             np.testing.assert_allclose(
                 found.accept_probabilities, [reference.acceptance_probability(p, q, token)], rtol=1e-5

@@ -11,6 +11,7 @@ import pytest
 from support import dlpack, rows
 from support.blocks import every_face, fields_of
 from support.dlpack import AlsoArray, Producer, bfloat16
+from support.ulps import assert_ulps
 
 from mtplx import reference, sampling
 from mtplx.distributions import NonFiniteLogitsError, SamplerConfig
@@ -266,4 +267,4 @@ for face in (reference, sampling):
 def test_faces_agree():
     for array in (bfloat16(X), X.astype(np.float16)):
         ours, theirs = (face.softmax(Producer(array)) for face in (sampling, reference))
-        np.testing.assert_allclose(ours, theirs, rtol=1e-14)
+        assert_ulps(ours, theirs, 8)

@@ -203,7 +203,7 @@ def spoil(case: Case, rng: Any) -> None:
     block = case.blocks[at]
     K = len(block.tokens)
     if K and rng.random() < 0.3:
-        block.tokens[int(rng.integers(K))] = int(rng.choice([case.V, -2, 2**70 % 2**62]))
+        block.tokens[int(rng.integers(K))] = [case.V, -2, 2**61, 2**70][rng.integers(4)]
         return
     rows = block.target if block.draft is None or rng.random() < 0.5 else block.draft
     if isinstance(rows, np.ndarray) and len(rows) and rows.dtype.kind != "i" and rows.flags.writeable:
@@ -387,10 +387,12 @@ def stacked(sides: list[Any], least: int) -> Any:
 
 
 def padded(tokens: list[list[int]]) -> Any:
-    found = np.full((len(tokens), max(map(len, tokens))), -1)
-    for row, to in zip(tokens, found, strict=True):
-        to[: len(row)] = row
-    return found
+    """One array of all ids, or lists where an int64 does not hold them."""
+    most = max(map(len, tokens))
+    found = [row + [-1] * (most - len(row)) for row in tokens]
+    return (
+        found if any(token >= 2**63 for row in tokens for token in row) else np.array(found, dtype=np.int64)
+    )
 
 
 def of_sequence(found: Any, b: int, block: Block) -> Any:

@@ -22,11 +22,6 @@ WINDOW = 8
 CONV, STATE, RANK = 4, 8, 4
 
 
-def byte_token(value: int) -> int:
-    """The token that spells one byte."""
-    return BYTES + value
-
-
 def write_model(
     path: Path,
     arch: str = "llama",
