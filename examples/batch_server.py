@@ -19,10 +19,9 @@ import numpy as np
 from mtplx.distributions import SamplerConfig
 from mtplx.models.ngram import NGramPair, default_corpus, train_pair
 from mtplx.sampling import sample_from_distribution, sparse_distribution_from_logits
-from mtplx.verification import verify_batch_from_logits
+from mtplx.verification import DRAFTER_LANE, verify_batch_from_logits
 
 CONFIG = SamplerConfig(temperature=0.6, top_p=0.95, top_k=20)
-DRAFT_LANES = 2**32 + 2  # of a key's streams, those from here on are the drafter's
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class Session:
             logits.append(self.pair.draft.forward(self.draft_state, fed)[-1])
             row = sparse_distribution_from_logits(logits[-1], self.request.config)
             key = [self.request.seed, len(self.text)]
-            stream = np.random.Philox(key=key, counter=[0, DRAFT_LANES + i, 0, 0])
+            stream = np.random.Philox(key=key, counter=[0, DRAFTER_LANE + i, 0, 0])
             self.drafts.append(sample_from_distribution(row, np.random.Generator(stream)))
             fed = self.drafts[-1:]
         return logits

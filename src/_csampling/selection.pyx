@@ -531,11 +531,11 @@ cdef bint cut_back(Py_ssize_t k, Candidates *best) noexcept nogil:
 
 cdef double rough_error(Py_ssize_t n, const scaling *s) noexcept nogil:
     """The terms are 2^t with t = d c in float32: relative error 3 * 2^-24 of t, from rounding d, c and the
-    product, which moves a term by |z| 3 * 2^-24 of itself; the polynomial adds 2^-21 at most; 16 float32
+    product, which moves a term by |z| 3 * 2^-24 of itself; `exp2_rough_f32` adds 2^-21 at most; 16 float32
     additions per lane add 16 * 2^-24. By Gibbs' inequality the mean of |z| under the weights is at most
     log n, so the sum is within (log n + 8) 2^-22 of the true one. What it is compared with is the sum of
-    softmax, whose z = x/T - max x/T rounds at the size of its terms: by less than (2 |top| + 750) 2^-53
-    where exp(z) is not 0.
+    softmax, whose z = x/T - max x/T rounds at the size of its terms: where exp(z) is not 0, |z| < 746 and
+    |x/T| < |top| + 746, so the two quotients and the difference round by less than (2 |top| + 1492) 2^-53.
     """
     return (log(<double>n) + 8.0) * 2.0 ** -22 + (2.0 * fabs(s.top) + 1024.0) * 2.0 ** -52
 

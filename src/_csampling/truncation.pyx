@@ -217,6 +217,23 @@ def apply_top_p_top_k(probs, double top_p=1.0, top_k=0, *, out=None):
 def apply_top_k_top_p(probs, top_k=0, double top_p=1.0, *, out=None):
     """`apply_top_p_top_k` with its two settings in the other order.
 
+    Parameters
+    ----------
+    probs : array_like of float, shape (V,)
+    top_k : int or None
+    top_p : float
+    out : ndarray of float64, shape (V,), optional
+        All as in `apply_top_p_top_k`.
+
+    Returns
+    -------
+    ndarray of float64, shape (V,)
+
+    Raises
+    ------
+    ValueError
+        As in `apply_top_p_top_k`.
+
     Examples
     --------
     >>> apply_top_k_top_p([0.5, 0.25, 0.25], 2)

@@ -2,8 +2,9 @@
 
 Design
 ------
-- A pool holds more rows than the caches do. A sequence of a batch takes K + 1 neighbours of it, each its
-  own, so that a batch reads memory as the rows of an engine do.
+- A pool holds more rows than the caches do. A sequence of a batch takes K + 1 neighbours of it, those
+  behind the rows of the sequence before it, so that a batch reads memory as the rows of an engine do. Where
+  a batch needs more rows than the pool has, it is begun again, and sequences share rows.
 - Every pair of rows in the pool has one token that is certainly accepted and one that is all but certainly
   rejected; a block that is rejected at j drafts the second kind at j.
 - The reference is timed on one sequence. For a batch it is the loop over them, so its time is B times that.

@@ -31,7 +31,7 @@ from mtplx.decisions import (
 from mtplx.distributions import BatchedSparseDistributions, Distribution, SamplerConfig, errors_at
 from mtplx.reference import blocks, rows, trees
 from mtplx.reference.one_row import as_array, as_top_k
-from mtplx.reference.streams import GeneratorStream, KeyedStream
+from mtplx.reference.streams import DRAFTER_LANE, GeneratorStream, KeyedStream
 from mtplx.sampling import (
     cascade_defer_decision,
     cascade_token_deferral,
@@ -44,6 +44,7 @@ from mtplx.sampling import (
 from mtplx.work import WORTHWHILE_LOGITS, run_ranges
 
 __all__ = [
+    "DRAFTER_LANE",
     "BatchDecision",
     "BlockDecision",
     "Cascade",
@@ -125,6 +126,7 @@ def verify_block(
         K = 0: one draw from row 0.
     rng : numpy.random.Generator, or any object with ``random()`` and ``choice(ids, p=...)``, optional
         As in `verify_one_token`.
+        Rows of a caller's own sequence may not draw from it: it is locked while they are read.
     rule : {"exact", "greedy", "match", "block", "typical"}, Typical or Cascade
         See `mtplx.reference.rules`. All but ``"block"`` read, convert and check rows and ids only as they
         are reached: rows behind the first rejection are untouched.
@@ -282,12 +284,13 @@ def verify_batch(
         Instead of `rngs`: keyed streams. `positions` are the absolute indices of the blocks' first
         tokens. The uniform of lane L is the first ``random()`` of
         ``numpy.random.Philox(key=[seed, position], counter=[0, L, 0, 0])``; lane i is the coin of position
-        i (its draw under ``"match"``), 2**32 the correction, 2**32 + 1 the bonus token. What a sequence
-        emits depends on its own key and rows alone.
+        i (its draw under ``"match"``), 2**32 the correction, 2**32 + 1 the bonus token, and lanes from
+        `DRAFTER_LANE` (2**32 + 2) to 2**33 - 1 are the drafter's. What a sequence emits depends on its own
+        key and rows alone.
     rule, check_draft
         As in `verify_block`.
     executor : concurrent.futures.Executor, optional
-        For the compiled face; results never depend on it, and this one computes in the calling thread.
+        Runs contiguous ranges of sequences on its workers; results never depend on it.
 
     Returns
     -------
@@ -538,6 +541,7 @@ def verify_tree(
         n drafted tokens; none: one draw from row 0.
     rng : numpy.random.Generator, or any object with ``random()`` and ``choice(ids, p=...)``, optional
         As in `verify_one_token`.
+        Rows of a caller's own sequence may not draw from it: it is locked while they are read.
     rule : {"recursive", "kseq", "traversal"}
         See `mtplx.reference.trees`.
     replacement : bool

@@ -218,6 +218,8 @@ def verify_block(
         K = 0: one draw from row 0.
     rng : numpy.random.Generator, or any object with ``random()`` and ``choice(ids, p=...)``, optional
         As in `verify_one_token`.
+        Rows of a caller's own sequence may not draw from it: the compiled face has it locked while they
+        are read.
     rule : {"exact", "greedy", "match", "block", "typical"}, Typical or Cascade
         See `mtplx.reference.rules`. All but ``"block"`` read, convert and check rows and ids only as they
         are reached: rows behind the first rejection are untouched.
@@ -530,8 +532,9 @@ def verify_batch(
         Instead of `rngs`: keyed streams. `positions` are the absolute indices of the blocks' first
         tokens. The uniform of lane L is the first ``random()`` of
         ``numpy.random.Philox(key=[seed, position], counter=[0, L, 0, 0])``; lane i is the coin of position
-        i (its draw under ``"match"``), 2**32 the correction, 2**32 + 1 the bonus token. What a sequence
-        emits depends on its own key and rows alone.
+        i (its draw under ``"match"``), 2**32 the correction, 2**32 + 1 the bonus token, and lanes from
+        2**32 + 2 to 2**33 - 1 are the drafter's. What a sequence emits depends on its own key and rows
+        alone.
     rule, check_draft
         As in `verify_block`.
     executor : concurrent.futures.Executor, optional

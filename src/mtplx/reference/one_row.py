@@ -347,6 +347,23 @@ def apply_top_k_top_p(
 ) -> Float64:
     """`apply_top_p_top_k` with its two settings in the other order.
 
+    Parameters
+    ----------
+    probs : array_like of float, shape (V,)
+    top_k : int or None
+    top_p : float
+    out : ndarray of float64, shape (V,), optional
+        All as in `apply_top_p_top_k`.
+
+    Returns
+    -------
+    ndarray of float64, shape (V,)
+
+    Raises
+    ------
+    ValueError
+        As in `apply_top_p_top_k`.
+
     Examples
     --------
     >>> apply_top_k_top_p([0.5, 0.25, 0.25], 2)
@@ -489,6 +506,21 @@ def sparse_distribution_from_logits(
     penalty_overlay: Mapping[int, float] | None = None,
 ) -> SparseDistribution:
     """`distribution_from_logits` as its support alone: ids ascending, entries of probability 0 left out.
+
+    Parameters
+    ----------
+    logits : array_like of float, shape (V,)
+    config : SamplerConfig
+    token_counts, penalty_overlay : mapping, optional
+
+    Returns
+    -------
+    SparseDistribution
+
+    Raises
+    ------
+    NonFiniteLogitsError, ValueError, IndexError, TypeError
+        As in `distribution_from_logits`.
 
     Examples
     --------

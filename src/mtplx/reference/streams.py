@@ -24,7 +24,7 @@ from mtplx.reference.one_row import Weights, as_generator, draw, token_at
 CORRECTION_LANE = 2**32
 BONUS_LANE = 2**32 + 1
 DRAFTER_LANE = 2**32 + 2
-"""First of the lanes that are left to the drafter; lanes below 2**32 are the coins of positions."""
+"""First of the drafter's lanes, up to `NODE_LANE` - 1. Lanes below 2**32 are the coins of positions."""
 NODE_LANE = 2**33
 """First of the lanes of trees: lane ``NODE_LANE + i`` belongs to node i."""
 

@@ -627,6 +627,8 @@ def verify_tree(
         n drafted tokens; none: one draw from row 0.
     rng : numpy.random.Generator, or any object with ``random()`` and ``choice(ids, p=...)``, optional
         As in `verify_one_token`.
+        Rows of a caller's own sequence may not draw from it: the compiled face has it locked while they
+        are read.
     rule : {"recursive", "kseq", "traversal"}
         See `mtplx.reference.trees`.
     replacement : bool
