@@ -8,9 +8,10 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 import numpy as np
 import pytest
 from mtplx._csampling import dispatch
+from mtplx._csampling.distributions import restore
 
 from mtplx import batch, reference, sampling, verification
-from mtplx.distributions import SamplerConfig, SparseDistribution
+from mtplx.distributions import BatchedSparseDistributions, SamplerConfig, SparseDistribution
 
 PLAIN = SamplerConfig(1.0, 1.0, 0)
 
@@ -179,3 +180,111 @@ def test_an_unknown_instruction_set_is_one_line():
     assert run.returncode == 2
     assert "foo" in run.stderr
     assert len(run.stderr.strip().splitlines()) == 1
+
+
+def test_an_interrupt_while_a_lock_is_waited_for():
+    class Interrupted:
+        def acquire(self):
+            raise KeyboardInterrupt
+
+    class Held(np.random.PCG64):
+        lock = Interrupted()
+
+    waited_for = Held(0)
+    before = []  # a generator whose lock is taken first: they are taken in the order of their addresses
+    while not before or id(before[-1]) > id(waited_for):
+        before.append(np.random.PCG64(1))
+        assert len(before) < 100_000
+    generators = [np.random.Generator(before[-1]), np.random.Generator(waited_for)]
+    rows = np.full((2, 2, 4), 0.25)
+    with pytest.raises(KeyboardInterrupt):
+        verification.verify_batch(rows, rows[:, :1], [[0], [1]], generators)
+    free = []
+    thread = threading.Thread(target=lambda: free.append(before[-1].lock.acquire(blocking=False)))
+    thread.start()
+    thread.join()
+    assert free == [True]
+
+
+@pytest.mark.parametrize("name", ["token_ids", "probs"])
+@pytest.mark.parametrize(
+    "made",
+    [
+        SparseDistribution([1, 0], [0.5, 0.5], 4),
+        sampling.sparse_distribution_from_logits([0.0, 1.0, 2.0], SamplerConfig(1.0, 1.0, 2)),
+        BatchedSparseDistributions([[1, 0]], [[0.5, 0.5]], vocab_size=4),
+        BatchedSparseDistributions([[1, 0]] * 2, [[0.5, 0.5]] * 2, vocab_size=4).to_distribution(1),
+        batch.distributions_from_logits([[0.0, 1.0, 2.0]], SamplerConfig(1.0, 1.0, 2)),
+    ],
+)
+def test_no_flag_makes_a_distribution_writable(made, name):
+    lent = getattr(made, name)
+    before = lent.copy()
+    while isinstance(lent, np.ndarray):
+        with pytest.raises(ValueError, match="WRITEABLE"):
+            lent.flags.writeable = True
+        lent = lent.base
+    np.testing.assert_array_equal(getattr(made, name), before)
+
+
+def test_arrays_of_a_distribution_outlive_it():
+    ids = SparseDistribution(np.arange(1000), np.ones(1000), 1000).token_ids
+    np.testing.assert_array_equal(ids, np.arange(1000))
+
+
+def test_a_distribution_that_is_made_again_while_it_is_made():
+    class Again:
+        def __index__(self):
+            made.__init__([0], [1.0], 2)
+            return 1
+
+    made = SparseDistribution.__new__(SparseDistribution)
+    with pytest.raises(AttributeError, match="immutable"):
+        made.__init__([Again()], [1.0], 2)
+    np.testing.assert_array_equal(made.token_ids, [0])
+
+
+IDS, PROBS = np.array([1, 0]), np.array([0.5, 0.5])
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "probs", "vocab_size"),
+    [
+        (np.array([4, 0]), PROBS, 4),
+        (np.array([-(10**9), 0]), PROBS, 4),
+        (np.array([1, 1]), PROBS, 4),
+        (np.array([1.0, 0.0]), PROBS, 4),
+        (np.array([1]), PROBS, 4),
+        (IDS[:0], PROBS[:0], 4),
+        (None, PROBS, 4),
+        (IDS, np.array([np.nan, 1.0]), 4),
+        (IDS, np.array([-0.5, 1.5]), 4),
+        (IDS, np.array([np.inf, 1.0]), 4),
+        (IDS, np.array([0.0, 0.0]), 4),
+        (IDS, np.array([b"a", b"b"]), 4),
+        (IDS, PROBS, 0),
+        (IDS, PROBS, 1 << 64),
+        (IDS, PROBS, "4"),
+    ],
+)
+def test_stored_bits_that_no_distribution_has(token_ids, probs, vocab_size):
+    with pytest.raises(ValueError, match=r"token|prob|vocab_size"):
+        restore(SparseDistribution, token_ids, probs, vocab_size)
+    make, _ = BatchedSparseDistributions([[1, 0]], [[0.5, 0.5]], vocab_size=4).__reduce__()
+    rows = [values if values is None else values[np.newaxis] for values in (token_ids, probs)]
+    with pytest.raises(ValueError, match=r"token|prob|vocab_size"):
+        make(BatchedSparseDistributions, *rows, vocab_size)
+
+
+def test_something_that_looks_like_a_batch():
+    class Lookalike:
+        vocab_size = 4
+        token_ids = np.array([[10**9]])
+        probs = np.array([[1.0]])
+
+        def to_distribution(self, row):
+            raise AssertionError
+
+    for face in (reference, verification):
+        with pytest.raises(TypeError):
+            face.verify_block(Lookalike(), None, [], np.random.default_rng(0))

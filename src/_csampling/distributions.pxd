@@ -19,8 +19,8 @@ cdef struct Support:
 
 
 cdef class SparseDistributionBase:
-    cdef readonly object token_ids
-    cdef readonly object probs
+    cdef cnp.ndarray id_array
+    cdef cnp.ndarray weight_array
     cdef readonly int64_t vocab_size
     cdef const int64_t *ids
     cdef const double *weights
@@ -42,6 +42,9 @@ cdef SparseDistributionBase adopt(object token_ids, object probs, int64_t vocab_
 # The same distribution as a fresh dense array; with its ids ascending (itself if they do).
 cdef cnp.ndarray dense_array(SparseDistributionBase distribution)
 cdef SparseDistributionBase ascending_copy(SparseDistributionBase distribution)
+
+# Whether it is a BatchedSparseDistributions.
+cdef bint is_batch(object rows) except -1
 
 # The same object; TypeError if it was never initialised.
 cdef SparseDistributionBase require_support(SparseDistributionBase distribution)

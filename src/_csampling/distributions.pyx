@@ -1,6 +1,6 @@
 """Data types whose fields the core's loops read.
 
-Design: `SparseDistributionBase` holds two read-only arrays and the raw pointers into them. A linear
+Design: `SparseDistributionBase` holds two arrays, lends them read-only, and has pointers into them. A linear
 merge of two supports needs ascending ids, so whether they ascend is settled once, at construction.
 The Python subclass of `mtplx.distributions` is registered at import; the core makes instances of it.
 """
@@ -23,16 +23,22 @@ cnp.import_array()
 cdef double OVERFLOW_SCALE = 2.0 ** -64
 cdef tuple NOTHING = ()
 cdef object sparse_type = None
+cdef object batch_type = None
 cdef object non_finite_logits_type = None
 cdef object describe_bad_logits = None
 
 
-def register_python_types(sparse, non_finite_logits, describe):
+def register_python_types(sparse, batch, non_finite_logits, describe):
     """Tell the core which Python classes it is to make; called once by `mtplx.distributions`."""
-    global sparse_type, non_finite_logits_type, describe_bad_logits
+    global sparse_type, batch_type, non_finite_logits_type, describe_bad_logits
     sparse_type = sparse
+    batch_type = batch
     non_finite_logits_type = non_finite_logits
     describe_bad_logits = describe
+
+
+cdef bint is_batch(object rows) except -1:
+    return isinstance(rows, batch_type)
 
 
 cdef object bad_logits(object logits, str where):
@@ -143,8 +149,30 @@ cdef double normalise(double *weights, Py_ssize_t count) noexcept nogil:
     return total
 
 
+cdef cnp.ndarray lend(object owner, int typenum, Py_ssize_t count, const void *memory):
+    """An array over memory of `owner` that no flag makes writable, since its base is no array."""
+    cdef cnp.npy_intp shape = count
+    cdef cnp.ndarray array = cnp.PyArray_SimpleNewFromData(1, &shape, typenum, <void *>memory)
+    cnp.PyArray_CLEARFLAGS(array, cnp.NPY_ARRAY_WRITEABLE)
+    cnp.set_array_base(array, owner)
+    return array
+
+
+@cython.no_gc  # holds arrays of numbers only; nothing takes them away while lent ones live
 cdef class SparseDistributionBase:
     """Storage of a sparse distribution; see `mtplx.distributions.SparseDistribution`."""
+
+    @property
+    def token_ids(self):
+        if self.id_array is None:
+            return None
+        return lend(self, cnp.NPY_INT64, self.count, self.ids)
+
+    @property
+    def probs(self):
+        if self.weight_array is None:
+            return None
+        return lend(self, cnp.NPY_DOUBLE, self.count, self.weights)
 
     def __init__(self, token_ids, probs, vocab_size):
         cdef Py_ssize_t i, count
@@ -154,8 +182,6 @@ cdef class SparseDistributionBase:
         cdef const double *given
         cdef const int64_t *given_ids
         cdef double *out
-        if self.token_ids is not None:
-            raise AttributeError("a SparseDistribution is immutable")
         if not plain(token_ids, cnp.NPY_INT64):
             token_ids = as_ids(token_ids)
         if not plain(probs, cnp.NPY_DOUBLE):
@@ -163,15 +189,14 @@ cdef class SparseDistributionBase:
         if cnp.PyArray_NDIM(<cnp.ndarray>token_ids) != 1 or cnp.PyArray_NDIM(<cnp.ndarray>probs) != 1:
             raise ValueError(f"token_ids and probs must be one-dimensional, not of shapes "
                              f"{token_ids.shape} and {probs.shape}")
+        if self.count:  # asked behind all that may run code of the caller's
+            raise AttributeError("a SparseDistribution is immutable")
         count = cnp.PyArray_DIM(<cnp.ndarray>token_ids, 0)
         if count != cnp.PyArray_DIM(<cnp.ndarray>probs, 0):
             raise ValueError(f"token_ids has {count} entries, probs {len(probs)}")
         if count == 0:
             raise ValueError("a distribution needs at least one token")
-        vocab_size = operator.index(vocab_size)
-        if not 0 < vocab_size < (1 << 63):
-            raise ValueError(f"vocab_size is {vocab_size}")
-        size = vocab_size
+        size = vocabulary_size(vocab_size)
         ids = new_array(count, cnp.NPY_INT64)
         weights = new_array(count, cnp.NPY_DOUBLE)
         given_ids = <const int64_t *>cnp.PyArray_DATA(<cnp.ndarray>token_ids)
@@ -202,10 +227,8 @@ cdef class SparseDistributionBase:
         self.attach(ids, weights, size, ascending)
 
     cdef void attach(self, cnp.ndarray ids, cnp.ndarray weights, int64_t vocab_size, bint ascending):
-        cnp.PyArray_CLEARFLAGS(ids, cnp.NPY_ARRAY_WRITEABLE)
-        cnp.PyArray_CLEARFLAGS(weights, cnp.NPY_ARRAY_WRITEABLE)
-        self.token_ids = ids
-        self.probs = weights
+        self.id_array = ids
+        self.weight_array = weights
         self.vocab_size = vocab_size
         self.ids = <const int64_t *>cnp.PyArray_DATA(ids)
         self.weights = <const double *>cnp.PyArray_DATA(weights)
@@ -300,11 +323,60 @@ cdef SparseDistributionBase ascending_copy(SparseDistributionBase distribution):
 
 
 def restore(cls, token_ids, probs, vocab_size):
-    """Rebuild a pickled or copied distribution from its stored bits; nothing is normalised again."""
-    cdef SparseDistributionBase made = cls.__new__(cls)
-    cdef cnp.ndarray ids = np.array(token_ids, dtype=np.int64)
-    made.attach(ids, np.array(probs, dtype=np.float64), vocab_size, bool((np.diff(ids) > 0).all()))
+    """Rebuild a pickled or copied distribution from its stored bits; nothing is normalised again.
+
+    ValueError where no distribution can have stored them.
+    """
+    cdef cnp.ndarray ids = stored(token_ids, "token_ids", np.int64)
+    cdef cnp.ndarray weights = stored(probs, "probs", np.float64)
+    cdef Py_ssize_t i, count = cnp.PyArray_DIM(ids, 0)
+    cdef int64_t token_id, previous = -1, size
+    cdef double weight
+    cdef bint ascending = True, mass = False
+    cdef SparseDistributionBase made
+    try:
+        size = vocabulary_size(vocab_size)
+    except TypeError:
+        raise ValueError(f"vocab_size is {vocab_size!r}") from None
+    if count == 0 or count != cnp.PyArray_DIM(weights, 0):
+        raise ValueError(f"token_ids has {count} entries, probs {cnp.PyArray_DIM(weights, 0)}")
+    for i in range(count):
+        token_id = (<const int64_t *>cnp.PyArray_DATA(ids))[i]
+        weight = (<const double *>cnp.PyArray_DATA(weights))[i]
+        if not 0 <= token_id < size:
+            raise ValueError(f"token id {token_id} is outside [0, {size})")
+        if not (weight >= 0.0 and isfinite(weight)):
+            raise ValueError(f"token {token_id} has the probability {weight}")
+        ascending &= token_id > previous
+        previous = token_id
+        mass |= weight > 0.0
+    if not mass:
+        raise ValueError("no probability is positive")
+    if not ascending:
+        token_id = first_duplicate(<const int64_t *>cnp.PyArray_DATA(ids), count, ids)
+        if token_id >= 0:
+            raise ValueError(f"token id {token_id} is given twice")
+    made = cls.__new__(cls)
+    if made.count:
+        raise ValueError(f"{cls.__name__} makes distributions that hold something already")
+    made.attach(ids, weights, size, ascending)
     return made
+
+
+cdef cnp.ndarray stored(object values, str name, object dtype):
+    """A fresh copy of an array of this type, of either byte order."""
+    wanted = np.dtype(dtype)
+    if not (cnp.PyArray_Check(values) and values.ndim == 1 and values.dtype.kind == wanted.kind
+            and values.dtype.itemsize == wanted.itemsize):
+        raise ValueError(f"{name} must be a one-dimensional array of {wanted}")
+    return np.array(values, dtype=wanted, order="C", subok=False)
+
+
+cdef int64_t vocabulary_size(object vocab_size) except -1:
+    size = operator.index(vocab_size)
+    if not 0 < size < (1 << 63):
+        raise ValueError(f"vocab_size is {size}")
+    return size
 
 
 cdef SparseDistributionBase adopt(object token_ids, object probs, int64_t vocab_size):

@@ -976,9 +976,11 @@ def verify_tree(OpenTree opened, generator, seed, position):
         lock = opened.generator.lock
         # One hold of the lock for the whole tree, so that another thread cannot draw in between.
         lock.acquire()
-        with nogil:
-            tree.block.status = run(tree)
-        lock.release()
+        try:
+            with nogil:
+                tree.block.status = run(tree)
+        finally:
+            lock.release()
     if tree.block.status != FINE:
         return opened.error()
     return opened.out[:tree.accepted + 1], opened.path[:tree.accepted], tree.accepted, bool(tree.bonus)

@@ -54,7 +54,7 @@ from mtplx._csampling.blocks cimport (
     Side,
     patch,
 )
-from mtplx._csampling.distributions cimport bad_logits
+from mtplx._csampling.distributions cimport bad_logits, is_batch
 from mtplx._csampling.draws cimport bitgen_of
 from mtplx._csampling.penalties cimport clamped
 from mtplx._csampling.rules cimport run
@@ -97,7 +97,7 @@ cdef object open_side(object rows, str name, Side *side, bint logits, list kept)
     cdef bint usual = type(rows) is list or type(rows) is tuple or (
         cnp.PyArray_CheckExact(rows) and cnp.PyArray_NDIM(<cnp.ndarray>rows) == 2)
     side.kept = <PyObject *>kept
-    if not usual and not logits and hasattr(rows, "vocab_size") and hasattr(rows, "to_distribution"):
+    if not usual and not logits and is_batch(rows):
         side.kind = BATCH
         ids = rows.token_ids
         probs = rows.probs
@@ -490,10 +490,12 @@ def verify_block(target, draft, draft_tokens, generator, tuple rule, bint check_
     lock = opened.generator.lock
     # One hold of the lock for the whole block, so that another thread cannot draw in between.
     lock.acquire()
-    with nogil:
-        opened.block.status = run(&opened.block, &space)
-        free_workspace(&space)
-    lock.release()
+    try:
+        with nogil:
+            opened.block.status = run(&opened.block, &space)
+            free_workspace(&space)
+    finally:
+        lock.release()
     if opened.block.status != FINE:
         return opened.error()
     return opened.result()
@@ -674,26 +676,30 @@ def run_blocks(list blocks, Py_ssize_t first, Py_ssize_t last):
     cdef Py_ssize_t b
     cdef Workspace space
     cdef OpenBlock opened
+    cdef list held = []
     cdef Block **range_of = <Block **>malloc((last - first) * sizeof(Block *))
     if range_of is NULL:
         raise MemoryError
-    # In an order of their own, so that two ranges that share generators cannot wait for each other.
-    generators = {id(opened.generator): opened.generator
-                  for opened in blocks[first:last] if opened.generator is not None}
-    locks = [generators[key].lock for key in sorted(generators)]
-    for b in range(first, last):
-        opened = blocks[b]
-        range_of[b - first] = &opened.block
-    memset(&space, 0, sizeof(Workspace))
-    for lock in locks:
-        lock.acquire()
-    with nogil:
-        for b in range(last - first):
-            range_of[b].status = run(range_of[b], &space)
-        free_workspace(&space)
-    for lock in locks:
-        lock.release()
-    free(range_of)
+    try:
+        # In an order of their own, so that two ranges that share generators cannot wait for each other.
+        generators = {id(opened.generator): opened.generator
+                      for opened in blocks[first:last] if opened.generator is not None}
+        locks = [generators[key].lock for key in sorted(generators)]
+        for b in range(first, last):
+            opened = blocks[b]
+            range_of[b - first] = &opened.block
+        memset(&space, 0, sizeof(Workspace))
+        for lock in locks:
+            lock.acquire()  # an interrupt while it waits leaves none of the others locked
+            held.append(lock)
+        with nogil:
+            for b in range(last - first):
+                range_of[b].status = run(range_of[b], &space)
+            free_workspace(&space)
+    finally:
+        for lock in held:
+            lock.release()
+        free(range_of)
 
 
 @cython.boundscheck(True)  # the caller's lists may shrink meanwhile

@@ -260,10 +260,8 @@ class BatchedSparseDistributions:
         self._store(stored_ids, stored_probs, size)
 
     def _store(self, token_ids: NDArray[np.int64], probs: NDArray[np.float64], vocab_size: int) -> None:
-        token_ids.flags.writeable = False
-        probs.flags.writeable = False
-        object.__setattr__(self, "token_ids", token_ids)
-        object.__setattr__(self, "probs", probs)
+        object.__setattr__(self, "token_ids", _sealed(token_ids))
+        object.__setattr__(self, "probs", _sealed(probs))
         object.__setattr__(self, "vocab_size", vocab_size)
 
     @classmethod
@@ -301,7 +299,9 @@ class BatchedSparseDistributions:
                 )
             token_ids[row, :count] = one.token_ids
             probs[row, :count] = one.probs
-        return _restore_batch(cls, token_ids, probs, vocab_size)
+        made = cls.__new__(cls)
+        made._store(token_ids, probs, vocab_size)
+        return made
 
     def __len__(self) -> int:
         return int(self.token_ids.shape[0])
@@ -345,11 +345,27 @@ class BatchedSparseDistributions:
         return sample_from_distribution(self.to_distribution(row), rng)
 
 
+def _sealed(values: NDArray[Any]) -> NDArray[Any]:
+    """A copy in memory that no flag makes writable: the core trusts the ids that were checked."""
+    return np.ndarray(values.shape, values.dtype, values.tobytes())
+
+
 def _restore_batch(
     cls: type[BatchedSparseDistributions], token_ids: Any, probs: Any, vocab_size: int
 ) -> BatchedSparseDistributions:
+    for name, values, kind in (("token_ids", token_ids, "i"), ("probs", probs, "f")):
+        if not (isinstance(values, np.ndarray) and values.ndim == 2 and values.dtype.kind == kind):
+            raise ValueError(f"{name} must be a stored array of shape (N, k)")
+    if token_ids.shape != probs.shape or not isinstance(vocab_size, int) or not 0 < vocab_size < 1 << 63:
+        raise ValueError(f"arrays of {token_ids.shape} and {probs.shape}, vocab_size {vocab_size!r}")
+    for row in range(token_ids.shape[0]):
+        with errors_at(f"row {row}"):
+            held = token_ids[row] != -1
+            if (probs[row][~held] != 0.0).any():
+                raise ValueError("padding (id -1) with a probability")
+            restore(SparseDistribution, token_ids[row][held], probs[row][held], vocab_size)
     made = cls.__new__(cls)
-    made._store(np.array(token_ids, dtype=np.int64), np.array(probs, dtype=np.float64), vocab_size)
+    made._store(token_ids.astype(np.int64), probs.astype(np.float64), vocab_size)
     return made
 
 
@@ -375,4 +391,6 @@ def errors_at(where: str) -> Iterator[None]:
         raise located.with_traceback(error.__traceback__) from error.__cause__
 
 
-register_python_types(SparseDistribution, NonFiniteLogitsError, non_finite_logits_error)
+register_python_types(
+    SparseDistribution, BatchedSparseDistributions, NonFiniteLogitsError, non_finite_logits_error
+)
