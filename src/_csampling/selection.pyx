@@ -392,14 +392,14 @@ cdef double slack_below(const scaling *s, double bound, Py_ssize_t n) noexcept n
     one below 2^-52, so exponentials of logits whose z differ by more than A 2^-51 + 2^-50 are in order
     and more than 2^-51 apart, hence so are the quotients. Four times that is taken. Where quotients are
     subnormal they are multiples of 2^-1074: weights apart by more than n 2^-1073 >= sum 2^-1073 differ.
-    Below z = -746 every weight is 0.
+    Below z = -746 every weight is 0; the same slack keeps what is rounded on the way to that logit below it.
     """
     cdef double quotient = table.scaled(bound, s)
-    cdef double slack, lowest = (s.top - 747.0) * s.temperature
+    cdef double slack = 2.0 ** -48 * (1.0 + fabs(quotient) + fabs(s.top))
+    cdef double lowest = (s.top - 747.0 - slack) * s.temperature
     cdef double z = quotient - s.top
     cdef double weight
     if z > -745.0:
-        slack = 2.0 ** -48 * (1.0 + fabs(quotient) + fabs(s.top))
         if z < SURELY_ORDINARY:
             weight = weigh_one(bound, s)
             if weight < TINY_WEIGHT:
@@ -493,7 +493,7 @@ cdef selection_status collect_logits(const Row *row, const scaling *s, Py_ssize_
         if best.count > 2 * k + CHUNK:
             weigh(best.items, best.count, s)
             rank_first(best.items, best.count, k)
-            if best.items[k - 1].weight == 1.0:
+            if best.items[k - 1].weight == 1.0 and none_close_to_one(best, k):
                 # No weight exceeds exp(0) = 1, and later ones have higher ids.
                 best.count = k
                 return SELECTED
@@ -504,9 +504,20 @@ cdef selection_status collect_logits(const Row *row, const scaling *s, Py_ssize_
             if row.kind != F64 and row.patches == 0 and <float>bound == <float>level:
                 # No float32 lies between: what ties is equal.
                 bound = nextafter(level, INFINITY)
+    if best.count < k:
+        return TOO_MANY  # the caller's other threads write the row meanwhile
     weigh(best.items, best.count, s)
     rank_first(best.items, best.count, k)
     return SELECTED
+
+
+cdef bint none_close_to_one(const Candidates *best, Py_ssize_t k) noexcept nogil:
+    """Whether every weight behind rank k is 1 or certainly belongs to a smaller probability."""
+    cdef Py_ssize_t i
+    for i in range(k, best.count):
+        if best.items[i].weight != 1.0 and best.items[i].weight >= 1.0 - CLOSE:
+            return False
+    return True
 
 
 cdef bint cut_back(Py_ssize_t k, Candidates *best) noexcept nogil:

@@ -50,6 +50,7 @@ cdef double largest_logit(const Row *row) noexcept nogil:
 
 
 cdef Py_ssize_t first_at(const Row *row, double largest) noexcept nogil:
+    """The first id whose value is the row's largest; 0, an id too, should another thread have written it over."""
     cdef double buffer[CHUNK]
     cdef int64_t ids[CHUNK]
     cdef double values[CHUNK]
@@ -70,7 +71,7 @@ cdef Py_ssize_t first_at(const Row *row, double largest) noexcept nogil:
                 return ids[0]
             at += CHUNK
         start += length
-    return -1
+    return 0
 
 
 cdef void set_scaling(scaling *s, double temperature, double largest) noexcept nogil:
