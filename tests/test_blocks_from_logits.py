@@ -8,6 +8,7 @@ import pytest
 from support.blocks import COINS, RULES, Touched, Untouchable, every_face, fields_of
 from support.generators import LAST, plain_state, scripted
 
+from mtplx import sampling, verification
 from mtplx.decisions import BlockDecision, Cascade, Typical
 from mtplx.distributions import NonFiniteLogitsError, SamplerConfig
 
@@ -290,3 +291,11 @@ def test_long_rows_with_penalties_that_grow_inside_the_block(face, rule, config)
         assert plain_state(ours) == plain_state(theirs)
         accepted.add(decision.accepted)
     assert len(accepted) > 1
+
+
+@pytest.mark.parametrize("V", [1000, 2524, 5000])
+def test_greedy_takes_the_lowest_id_among_equal_probabilities(V):
+    logits = 1.0 - ((np.arange(V) * 7919 + 3) % 8) * 2.0**-53
+    config = SamplerConfig(1.0, 1.0, 0)
+    got = verification.verify_block_from_logits(logits[None], None, [], config, rule="greedy").tokens
+    assert got.tolist() == [int(np.argmax(sampling.softmax(logits)))]

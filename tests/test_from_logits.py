@@ -250,3 +250,27 @@ def test_a_row_of_logits_is_read_without_a_float64_copy(isa, dtype):
         # In place; strided rows may be gathered first, but as they are.
         allowed = 0 if row.flags.c_contiguous else x.nbytes
         assert traced_peak(lambda row=row: sampling.softmax(row, 0.7, out=out)) < allowed + V / 4
+
+
+# ---- ranks and bounds where numbers round ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("V", [1000, 2000, 5000, 20_000])
+@pytest.mark.parametrize("levels", [2, 3, 8])
+@pytest.mark.parametrize(("temperature", "step", "middle"), [(1.0, 2.0**-53, 1.0), (50.0, 2.0**-50, 5.0)])
+def test_neighbouring_logits_tie_where_their_probabilities_do(face, V, levels, temperature, step, middle):
+    # Multiplied by a prime, so that the levels do not follow the ids.
+    x = middle - (np.arange(V) * 7919 % levels) * step
+    for top_k in (1, 2, 20):
+        assert_composed(face, x, SamplerConfig(temperature, 1.0, top_k))
+        assert_composed(face, x, SamplerConfig(temperature, 0.95, top_k))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("size", [1e15, 4e18, 1e19, 1e20, 3e25, 1e37])
+@pytest.mark.parametrize("temperature", [0.6, 0.7, 1.3])
+def test_logits_of_any_size_are_a_distribution(face, size, temperature, dtype):
+    x = (np.linspace(-1.0, 1.0, 2000) * size).astype(dtype)
+    for top_p, top_k in ((0.95, 5), (1.0, 5), (0.95, 0)):
+        assert_composed(face, x, SamplerConfig(temperature, top_p, top_k))
+        assert_composed(face, x - np.asarray(size, dtype), SamplerConfig(temperature, top_p, top_k))

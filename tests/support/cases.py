@@ -33,6 +33,8 @@ SHAPES = (
     "masked",
     "float16",
     "neighbours",
+    "levels",
+    "vast",
     "subnormal",
     "far",
     "huge",
@@ -98,6 +100,11 @@ def logits_of(shape: str, V: int, rng: np.random.Generator) -> Any:
         x = np.where(rng.random(V) < 0.5, 1.0, np.nextafter(1.0, rng.choice([0.0, 2.0])))
         x[rng.integers(V)] = 20.0
         return x
+    if shape == "levels":  # a few, whose probabilities may or may not be equal
+        step = 2.0 ** -rng.integers(46, 54)
+        return rng.normal() * rng.choice([0.0, 1.0, 8.0]) - rng.integers(0, 9, V) * step
+    if shape == "vast":
+        return rng.normal(size=V) * 10.0 ** rng.uniform(13.0, 300.0)
     if shape == "subnormal":
         return -rng.uniform(690.0, 750.0, V) * (rng.random(V) < 0.9)
     if shape == "far":  # a large common part, which a short float cannot carry
@@ -172,7 +179,13 @@ def make_case(number: int, seed: int = 0) -> Case:
     shape = str(rng.choice(SHAPES))
     x = logits_of(shape, V, rng)
     dtype = str(rng.choice(DTYPES))
-    if shape in ("neighbours", "far", "huge"):  # need the range or the resolution of float64
+    if shape in (
+        "neighbours",
+        "levels",
+        "vast",
+        "far",
+        "huge",
+    ):  # need the range or the resolution of float64
         dtype = str(rng.choice(["float64", ">f8"]))
     with np.errstate(all="ignore"):
         if dtype.startswith("int"):
