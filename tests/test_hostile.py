@@ -308,7 +308,7 @@ def write():
 writer = threading.Thread(target=write, daemon=True)
 writer.start()
 for _ in range(30):
-    for settings in ((1.0, 0.95, 20), (1.0, 0.95, 0), (0.6, 0.5, 1000), (0.0,), (0.7, 1.0, 0), (1.0, 1.0, 20)):
+    for settings in ((1, 0.95, 20), (1, 0.95, 0), (0.6, 0.5, 1000), (0,), (0.7, 1, 0), (1, 1, 20)):
         config = SamplerConfig(*settings)
         for call in (sampling.distribution_from_logits, sampling.sparse_distribution_from_logits):
             try:
