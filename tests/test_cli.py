@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import pty
+import shlex
 import signal
 import subprocess
 import sys
@@ -480,3 +481,28 @@ def test_info_names_versions_and_instruction_sets(mtplx: Callable[..., tuple[int
     assert lines["drafts"].split() == ["model", "lookup", "none"]
     assert lines["policies"].split() == ["streak", "expected-value", "cost-model"]
     assert lines["mtplx"]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs the device that is always full")
+@pytest.mark.parametrize(
+    "arguments", ["info", "generate --max-tokens 5 --seed 1", "generate --max-tokens 5 --json"]
+)
+def test_a_full_disk_is_one_line(arguments: str) -> None:
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        run = subprocess.run(
+            [sys.executable, "-m", "mtplx", *arguments.split()],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert run.returncode == 2
+    assert "No space left on device" in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_closed_streams(closed: str) -> None:
+    command = f"{shlex.quote(sys.executable)} -m mtplx generate --max-tokens 5 --seed 1 {closed}"
+    run = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert (run.returncode, "Traceback" in run.stderr) == (0, False)

@@ -923,3 +923,20 @@ def test_an_interrupt_anywhere_in_a_block_leaves_whole_blocks(backend: str) -> N
         assert stream.tokens[len(stream.tokens) - len(rest) :] == rest
         check_identities(stats, stream.kinds)
     assert len(lengths) > 2
+
+
+def test_the_end_of_a_script_inside_a_model_is_not_the_end_of_the_text():
+    class Scripted:
+        vocab_size = 5
+
+        def start(self, prompt):
+            return None
+
+        def forward(self, state, tokens):
+            raise StopIteration
+
+        def rollback(self, state, n):
+            pass
+
+    with pytest.raises(RuntimeError, match="StopIteration in the target's forward, after 0 tokens"):
+        list(generate(Scripted(), [1], config=SamplerConfig(), max_tokens=5))

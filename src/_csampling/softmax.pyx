@@ -50,7 +50,7 @@ cdef double largest_logit(const Row *row) noexcept nogil:
 
 
 cdef Py_ssize_t first_at(const Row *row, double largest) noexcept nogil:
-    """The first id whose value is the row's largest; 0, an id too, should another thread have written it over."""
+    """The first id whose value is the row's largest; 0, should another thread have written that over."""
     cdef double buffer[CHUNK]
     cdef int64_t ids[CHUNK]
     cdef double values[CHUNK]

@@ -793,8 +793,15 @@ def run(arguments: Sequence[str]) -> int:
     command = typer.main.get_command(app)
     try:
         status = command.main(list(arguments), prog_name="mtplx", standalone_mode=False)
+        sys.stdout.flush()  # here, where what cannot be written is an error of one line
     except (KeyboardInterrupt, typer.Abort):
         return EXIT_INTERRUPTED
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError):
+            print(f"mtplx: error: {error}", file=sys.stderr)
+        # What is still in the buffer would fail once more at the interpreter's end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 1 if isinstance(error, BrokenPipeError) else EXIT_MISUSE
     except Exception as error:
         # Usage errors derive from click's exception or, in newer versions, from typer's own; what they
         # have in common is this method.
@@ -811,6 +818,9 @@ def run(arguments: Sequence[str]) -> int:
 
 def main() -> None:
     """Entry point of the command `mtplx`."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  (for as long as the process)
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Text that the terminal's encoding cannot show must not end the decode.
         sys.stdout.reconfigure(errors="replace")

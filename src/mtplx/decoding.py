@@ -724,7 +724,10 @@ class TokenStream(Iterator[int]):
             try:
                 self._finished = self._decode_block()
             except Exception as error:
-                error.add_note(f"in the {self._at}, after {self.stats.tokens} tokens: the stream has ended")
+                where = f"in the {self._at}, after {self.stats.tokens} tokens: the stream has ended"
+                if isinstance(error, StopIteration):  # would read as the text's own end (PEP 479)
+                    raise RuntimeError(f"StopIteration {where}") from error
+                error.add_note(where)
                 raise
         self._handed_out += 1
         return self._committed[self._handed_out - 1]
