@@ -23,9 +23,13 @@ def sequential_draw(weights, u):
     return int(np.flatnonzero(sums / sums[-1] > u)[0])
 
 
-def correction(p, q, u):
+def correction_weights(p, q):
     left = np.maximum(p - q, 0.0)
-    return sequential_draw(left if left.any() else p, u)
+    return left if left.any() else p
+
+
+def correction(p, q, u):
+    return sequential_draw(correction_weights(p, q), u)
 
 
 def row_pair(n, seed, dtype=np.float32):
@@ -153,6 +157,43 @@ def test_masked_rows_and_ends_of_the_interval(isa):
             found = rejected_at_once(target, draft, token, u, WHOLE)
             assert found == correction(p, q, u)
             assert p[found] > 0.0
+
+
+@pytest.mark.parametrize("dtype", rows.FLOAT_TYPES.values(), ids=list(rows.FLOAT_TYPES))
+@pytest.mark.parametrize("allowed", [1, 2, 30, 600, 700, 2500])  # of 5000: the first four are few
+def test_draws_in_doubt_where_a_mask_leaves_few_tokens(isa, allowed, dtype):
+    n = 5000
+    target, draft = row_pair(n, allowed, dtype)
+    mask = np.ones(n, bool)
+    mask[np.random.default_rng(allowed).permutation(n)[:allowed]] = False
+    target[mask] = draft[mask] = -np.inf
+    p, q = (sampling.softmax(row, WHOLE.temperature) for row in (target, draft))
+    banned, places = int(np.argmax(mask)), np.flatnonzero(~mask)[:: max(1, allowed // 3)]
+    with counting("rough_draw") as counted:
+        for other, row in ((q, draft), (p, target)):  # against itself a row leaves nothing: from the target
+            for u in distances(np.cumsum(correction_weights(p, other)), places):
+                assert rejected_at_once(target, row, banned, u, WHOLE) == correction(p, other, u)
+    assert counted[0] > 0
+    for u in distances(np.cumsum(p), places):
+        drawn = verification.verify_block_from_logits([target], [], [], WHOLE, None, scripted(u))
+        assert int(drawn.tokens[0]) == sequential_draw(p, u)
+
+
+def test_masked_rows_keep_the_smallest_weights(isa):
+    """Logits whose exponentials are the last above 0, the first that are 0, and a mask in between."""
+    n = 4096
+    target = np.full(n, -np.inf)
+    low = -np.linspace(744.0, 748.0, 200)
+    target[::21][:195] = np.float64(3.0) + low[:195]
+    target[n - 1] = 3.0
+    draft = target.copy()
+    draft[n - 1] = draft[::21][0] = 3.0
+    config = SamplerConfig(1.0, 1.0, 0)
+    p, q = sampling.softmax(target), sampling.softmax(draft)
+    assert 0 < np.count_nonzero(p) < 195
+    for u in (0.0, 2.0**-53, 0.5, LAST):
+        assert rejected_at_once(target, draft, 0, u, config) == correction(p, q, u)
+        assert rejected_at_once(target, target, 1, u, config) == correction(p, p, u)
 
 
 @pytest.mark.parametrize("temperature", [2.0**-61, 1e-30, 1e-3, 1e3, 1e18, 1e30, 1e300])

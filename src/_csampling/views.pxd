@@ -94,6 +94,7 @@ cdef problem draw_token(View *view, Workspace *space, const Stream *stream, uint
 cdef struct Prepared:
     View target
     View draft
+    Workspace *space   # where at least one is a row
     double *sums
     bint streamed      # at least one is STREAMED, and nothing is summed yet
     double scale       # of two rows: as in draws.Weights

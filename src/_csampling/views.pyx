@@ -244,7 +244,7 @@ cdef selection_status gather_nucleus(const Row *logits, const Settings *settings
         return TOO_MANY
     level = log(bound * total)
     level = (level + s.top - 2.0 ** -30 * (1.0 + fabs(level) + 2.0 * fabs(s.top))) * s.temperature
-    count = collect_from(logits, level, space, slot)
+    count = collect_from(logits, level, n, space, slot)
     if count < 0:
         return NO_MEMORY
     weights = space.weights[slot]
@@ -289,14 +289,18 @@ cdef bint wide(const double *sampled, Py_ssize_t taken, Py_ssize_t n, double top
     return above > taken // WIDE
 
 
-cdef Py_ssize_t collect_from(const Row *logits, double level, Workspace *space, int slot) noexcept nogil:
-    """Ids and logits of all that reach a level, into the slot; how many, or -1 if memory is short."""
+cdef Py_ssize_t collect_from(const Row *logits, double level, Py_ssize_t most, Workspace *space,
+                             int slot) noexcept nogil:
+    """Ids and logits of all that reach a level, into the slot; how many, or -1 if memory is short.
+
+    It stops once there are more than `most`.
+    """
     cdef double buffer[CHUNK]
     cdef const void *piece
     cdef bint single
     cdef Row part = logits[0]
     cdef Py_ssize_t start = 0, length, count = 0
-    while start < logits.n:
+    while start < logits.n and count <= most:
         part.n = min(logits.n, start + CHUNK)
         length = logits_piece(&part, start, buffer, &piece, &single)
         if not keep_support_room(space, slot, count, count + CHUNK):
@@ -445,7 +449,7 @@ cdef problem draw_token(View *view, Workspace *space, const Stream *stream, uint
         if sums is NULL:
             return NO_ROOM
         if view.mode == STREAMED:
-            token[0] = draw_streamed(view, NULL, sums, next_uniform(stream, lane))
+            token[0] = draw_streamed(view, NULL, space, next_uniform(stream, lane))
         else:
             if not weigh(&weights, &view.row, NULL, False, sums):
                 return BAD_ROW
@@ -453,19 +457,49 @@ cdef problem draw_token(View *view, Workspace *space, const Stream *stream, uint
     return FINE
 
 
-cdef Py_ssize_t draw_streamed(View *p, View *q, double *sums, double u) noexcept nogil:
+cdef Py_ssize_t draw_streamed(View *p, View *q, Workspace *space, double u) noexcept nogil:
     """The first id whose sequential sum of (p - q)+, over the whole sum, exceeds u; of p where q is NULL.
 
     At least one is a row of logits, and nothing of it is written down: float32 terms and rough sums find
     the block of the token and mostly the token itself, else float64 exponentials do.
+    `space.sums` has room for the row; p is in slot 0 of the workspace if it is in one, q in slot 1.
     """
-    cdef Py_ssize_t place = draw_roughly(p, q, sums, u)
+    cdef View exact_p, exact_q
+    cdef Py_ssize_t place = draw_roughly(p, q, space.sums, u)
     if place < 0:
-        make_exact(p)
+        exact_p = whole_weights(p, space, 0)
         if q is not NULL:
-            make_exact(q)
-        place = draw_by_blocks(p, q, sums, u)
+            exact_q = whole_weights(q, space, 1)
+        place = draw_by_blocks(&exact_p, &exact_q if q is not NULL else NULL, space.sums, u)
     return place
+
+
+cdef View whole_weights(View *view, Workspace *space, int slot) noexcept nogil:
+    """A view with an exact sum; as a support where most exponentials are 0, as those of a masked row are.
+
+    exp(z) is 0 at z <= -746, and z is off by less than (|x/T| + |top| + 2) 2^-50: no entry below the level
+    has a weight. Where memory is short the row stays a row of logits, which gives the same numbers.
+    """
+    cdef View found
+    cdef running ignored
+    cdef double level
+    cdef double *weights
+    cdef Py_ssize_t count
+    make_exact(view)
+    found = view[0]
+    if view.mode == STREAMED:
+        level = (view.scaled.top - 747.0 - 2.0 ** -30 * fabs(view.scaled.top)) * view.scaled.temperature
+        count = collect_from(&view.row, level, view.n // WIDE, space, slot)
+        if 0 <= count <= view.n // WIDE:
+            weights = space.weights[slot]
+            memset(&ignored, 0, sizeof(ignored))
+            table.exp_f64(weights, count, &view.scaled, weights, &ignored)
+            table.divide_f64(weights, count, view.total, weights)
+            found.mode = SPARSE
+            found.support.ids = space.ids[slot]
+            found.support.weights = weights
+            found.support.count = count
+    return found
 
 
 cdef Py_ssize_t draw_roughly(const View *p, const View *q, double *sums, double u) noexcept nogil:
@@ -755,6 +789,7 @@ cdef problem prepare_correction(View *target, View *draft, Workspace *space,
     cdef Weights weights
     prepared.streamed = target.mode == STREAMED or draft.mode == STREAMED
     if prepared.streamed or not (is_support(target) and is_support(draft)):
+        prepared.space = space
         prepared.sums = sums_room(space, target.n)
         if prepared.sums is NULL:
             return NO_ROOM
@@ -777,7 +812,7 @@ cdef problem prepare_correction(View *target, View *draft, Workspace *space,
 cdef int64_t draw_correction(Prepared *prepared, double u) noexcept nogil:
     cdef Weights weights
     if prepared.streamed:
-        return draw_streamed(&prepared.target, &prepared.draft, prepared.sums, u)
+        return draw_streamed(&prepared.target, &prepared.draft, prepared.space, u)
     if prepared.target.mode != DENSE:
         return draw_difference(&prepared.target.support, &prepared.draft.support, u)
     weights.p = &prepared.target.row

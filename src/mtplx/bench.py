@@ -122,6 +122,14 @@ def _masked(vocab: int, rng: np.random.Generator) -> Float64:
     return x
 
 
+def _few_allowed(vocab: int, rng: np.random.Generator) -> Float64:
+    """What a grammar's mask leaves: one token in a thousand."""
+    x = _normal(vocab, rng)
+    x[rng.random(vocab) < 0.999] = -np.inf
+    x[vocab // 2] = 0.0
+    return x
+
+
 def _ramp(vocab: int) -> Float64:
     return np.linspace(-8.0, 8.0, vocab)
 
@@ -158,6 +166,7 @@ WORST_INPUTS: dict[str, Callable[[int, np.random.Generator], Float64]] = {
     "16-bit valued": lambda vocab, rng: _normal(vocab, rng).astype(np.float16).astype(np.float64),
     "tied": _tied,
     "masked": _masked,
+    "few allowed": _few_allowed,
 }
 
 
@@ -334,6 +343,9 @@ def block_logits(kind: str, vocab: int, rejected: bool) -> Arguments:
     if rejected:
         tokens[0] = draft[0].argmax()
         target[0, tokens[0]] = draft[0, tokens[0]] - 60.0
+        if target[0].argmax() == tokens[0]:
+            # Nothing else has mass: what is rejected needs a token that takes its place.
+            target[0, tokens[0] - 1] = draft[0, tokens[0]]
     return target, draft, tokens
 
 
@@ -382,7 +394,7 @@ def _block_rows() -> Iterator[Row]:
             goal,
             floor,
             column,
-            worst=False,
+            worst=name == "logits",
         )
 
 

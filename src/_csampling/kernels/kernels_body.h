@@ -202,6 +202,14 @@ INLINE void exp_any_span(const void *x, size_t i, size_t count, int single, cons
                 else
                     IN_LOCKSTEP z[j] = select_f64(z[j] == z[j], z[j], scale(logit[j], s, SCALE_DIVIDE));
             }
+            /* Masked logits stand side by side; NaN compares as false. */
+            i64v nothing = ~(i64v){0};
+            IN_LOCKSTEP nothing &= z[j] <= all_f64(-746.0); /* exp(-746) rounds to 0 */
+            if (all_set_f64(nothing)) {
+                if (store)
+                    IN_LOCKSTEP store_f64(out + place + j * F64_LANES, all_f64(0.0));
+                continue;
+            }
             exp_any_f64(z);
             if (store)
                 IN_LOCKSTEP store_f64(out + place + j * F64_LANES, z[j]);
