@@ -902,12 +902,15 @@ cdef walk_result level(Search *search, double value, Py_ssize_t count, Cut *cut)
 cdef walk_result replay(const Search *search, double *values, Cut *cut) noexcept nogil:
     """The cut by the reference's own sums: one by one in rank order. IN_DOUBT if memory is short."""
     cdef Py_ssize_t kept = 0, first
-    cdef double before = 0.0
-    cdef double *room = <double *>malloc(search.count * sizeof(double))
-    if room is NULL:
-        return IN_DOUBT
-    radix_sort_descending(values, room, search.count)
-    free(room)
+    cdef double before = 0.0, smallest, largest
+    cdef double *room
+    table.range(values, search.count, &smallest, &largest)
+    if smallest < largest:
+        room = <double *>malloc(search.count * sizeof(double))
+        if room is NULL:
+            return IN_DOUBT
+        radix_sort_descending(values, room, search.count)
+        free(room)
     while kept < search.count and kept < search.k and (kept == 0 or before < search.top_p):
         before += values[kept]
         kept += 1
