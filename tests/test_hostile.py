@@ -329,3 +329,75 @@ def test_rows_that_another_thread_writes_over():
         [sys.executable, "-c", RACE], capture_output=True, text=True, check=False, timeout=300
     )
     assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.parametrize("face", [reference, sampling])
+@pytest.mark.parametrize("text", ["0.5", b"1"])
+def test_text_is_no_number_of_a_penalty(face, text):
+    with pytest.raises(TypeError):
+        face.apply_penalties([1.0, 2.0], {0: text}, 1.0)
+    with pytest.raises(TypeError):
+        face.apply_penalties([1.0, 2.0], None, 0.0, 0.0, {0: text})
+    with pytest.raises(TypeError):
+        face.distribution_from_logits([1.0, 2.0], PLAIN, penalty_overlay={0: text})
+
+
+@pytest.mark.parametrize("face", [reference, sampling])
+def test_a_count_that_changes_the_row_while_it_is_read(face):
+    class Changing:
+        def __float__(self):
+            logits.resize(1, refcheck=False)
+            logits[0] = 7.0
+            return 1.0
+
+    logits = np.arange(5000.0)
+    np.testing.assert_array_equal(face.apply_penalties(logits, {0: Changing()}, 1.0), [6.0])
+
+
+@pytest.mark.parametrize("rule", ["greedy", "match", "typical"])
+@pytest.mark.parametrize("row", ["abc", None, [1j, 0.0], np.zeros((1, 2))])
+def test_draft_rows_that_a_rule_never_looks_at(rule, row):
+    target = [[0.0, 1.0], [1.0, 0.0]]
+    results = [
+        face.verify_block_from_logits(
+            target, [row], [1], SamplerConfig(0.5, 0.9, 2), rng=np.random.default_rng(0), rule=rule
+        ).tokens.tolist()
+        for face in (reference, verification)
+    ]
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("rule", ["exact", "greedy", "match", "typical"])
+@pytest.mark.parametrize("sizes", [(3, 5), (5, 3), (2, 4)])
+def test_logits_of_rows_that_differ_in_length(sizes, rule, top_k):
+    rows = [np.linspace(0.0, 1.0, n) for n in sizes]
+    config = SamplerConfig(1.0, 1.0, top_k)
+    for seed in range(8):
+        results = [
+            face.verify_block_from_logits(
+                rows, rows[:1], [1], config, rng=np.random.default_rng(seed), rule=rule
+            ).tokens.tolist()
+            for face in (reference, verification)
+        ]
+        assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("face", [reference, verification])
+def test_penalties_of_ids_that_a_later_row_has_not(face):
+    config = SamplerConfig(0.0, presence_penalty=1.0)
+    rows = [[0.0, 9.0, 0.0, 0.0], [0.0, 1.0]]
+    with pytest.raises(IndexError, match=r"row 1: token id 3 is outside \[0, 2\)"):
+        face.verify_block_from_logits(rows, rows[:1], [1], config, token_counts={3: 1})
+    with pytest.raises(IndexError, match=r"row 1: token id 3 is outside \[0, 2\)"):
+        face.verify_block_from_logits(rows, rows[:1], [1], config, penalty_overlay={3: 1.0})
+    last = face.verify_block_from_logits(
+        rows[::-1], [[0.0, 9.0]], [1], config, penalty_overlay=[None, {3: -20.0}]
+    )
+    assert last.tokens.tolist() == [1, 3]
+
+
+@pytest.mark.parametrize("face", [reference, verification])
+def test_counts_that_no_row_sees(face):
+    config = SamplerConfig(presence_penalty=1.0)
+    assert face.verify_block_from_logits([], None, [], config, token_counts={0: -1}).tokens.size == 0

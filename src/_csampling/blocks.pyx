@@ -14,7 +14,19 @@ from libc.string cimport memmove
 
 from mtplx._csampling.arrays cimport Row, element, open_row
 from mtplx._csampling.distributions cimport SparseDistributionBase, require_support
-from mtplx._csampling.views cimport DENSE, FINE, POINT, RAISED, SPARSE, View, Workspace, problem, resolve
+from mtplx._csampling.views cimport (
+    BAD_PENALTY_ID,
+    DENSE,
+    FINE,
+    POINT,
+    RAISED,
+    SPARSE,
+    Settings,
+    View,
+    Workspace,
+    problem,
+    resolve,
+)
 
 
 # ---- rows, as they are reached ---------------------------------------------------------------------
@@ -40,7 +52,8 @@ cdef problem open_object(Block *block, const Side *side, Py_ssize_t i, View *vie
             view.ascending = sparse.ascending
             view.support = sparse.support()
         else:
-            row = open_row(row, "logits" if logits is not NULL else "row", logits or &view.row)
+            name = "logits" if logits is not NULL else "draft_q" if block.failure.of_draft else "target_p"
+            row = open_row(row, name, logits or &view.row)
             if logits is NULL:
                 view.mode = DENSE
                 view.any_id = False
@@ -89,8 +102,11 @@ cdef problem open_target(Block *block, Workspace *space, Py_ssize_t i, View *vie
     status = open_logits(block, &block.target, i, &logits)
     if status != FINE:
         return status
+    status = check_penalised(block, i, logits.n)
+    if status != FINE:
+        return status
     patch(&block.penalties, i, &logits)
-    return resolve(&logits, &block.target_settings, space, 0, view)
+    return resolve_alone(&logits, &block.target_settings, space, 0, view)
 
 
 cdef problem open_draft(Block *block, Workspace *space, Py_ssize_t i, const View *target, int64_t token,
@@ -112,7 +128,16 @@ cdef problem open_draft(Block *block, Workspace *space, Py_ssize_t i, const View
     status = open_logits(block, &block.draft, i, &logits)
     if status != FINE:
         return status
-    return resolve(&logits, &block.draft_settings, space, 1, view)
+    return resolve_alone(&logits, &block.draft_settings, space, 1, view)
+
+
+cdef problem resolve_alone(const Row *logits, const Settings *settings, Workspace *space, int slot,
+                           View *view) noexcept nogil:
+    """Rows of a sequence may differ in length: whether top-k is off is a question of each."""
+    cdef Settings own = settings[0]
+    if own.k >= logits.n:
+        own.k = 0
+    return resolve(logits, &own, space, slot, view)
 
 
 cdef problem open_logits(Block *block, const Side *side, Py_ssize_t i, Row *logits) noexcept nogil:
@@ -145,6 +170,25 @@ cdef problem read_token_object(Block *block, Py_ssize_t i, int64_t *token) noexc
 
 
 # ---- penalties -------------------------------------------------------------------------------------
+
+
+cdef problem check_penalised(Block *block, Py_ssize_t row, Py_ssize_t n) noexcept nogil:
+    """No penalty of an id that a row of n logits has not."""
+    cdef const Penalties *penalties = &block.penalties
+    cdef int64_t largest = -1
+    cdef Py_ssize_t start, end
+    if penalties.filled:
+        largest = penalties.ids[penalties.filled - 1]
+    if penalties.overlay_starts is not NULL:
+        start = penalties.overlay_starts[row if penalties.overlay_each else 0]
+        end = penalties.overlay_starts[(row if penalties.overlay_each else 0) + 1]
+        if end > start:
+            largest = max(largest, penalties.overlay_ids[end - 1])
+    if largest < n:
+        return FINE
+    block.failure.token = largest
+    block.failure.n = n
+    return BAD_PENALTY_ID
 
 
 cdef void patch(const Penalties *penalties, Py_ssize_t row, Row *logits) noexcept nogil:

@@ -11,12 +11,13 @@ cdef class Patches:
 
     cdef void attach(self, Row *row) noexcept nogil
 
-# The patches of one row, None where there is nothing to do. Checks everything.
+# Counts (None where no penalty looks at them) and overlay, so that open_patches runs no code of the caller's:
+# to be called before the address of a row is taken. TypeError if one is no mapping, or holds no numbers.
+cdef tuple read_mappings(object token_counts, object overlay, double presence, double frequency)
+
+# The patches of one row, None where there is nothing to do, of what read_mappings gave. Checks everything.
 cdef Patches open_patches(const Row *row, object token_counts, double presence, double frequency,
                           object overlay)
-
-# TypeError if a mapping is none.
-cdef object require_mapping(object mapping, str name)
 
 # A penalty within its range; ValueError if it is NaN.
 cdef double clamped(double penalty, str name) except? -3.0

@@ -1,5 +1,6 @@
 """Presence and frequency penalties, and overlays, as sparse updates of a row of logits."""
 
+import operator
 from collections.abc import Mapping
 
 cimport numpy as cnp
@@ -49,6 +50,33 @@ cdef class Patches:
         row.patches = self.count
 
 
+cdef object plain_numbers(object mapping, str name):
+    """What is left to read of it runs no code of the caller's: a dict of numbers itself, else pairs."""
+    cdef bint plain = type(mapping) is dict
+    if mapping is None:
+        return None
+    if plain:
+        for token, value in (<dict>mapping).items():
+            if not (type(token) is int and (type(value) is int or type(value) is float)):
+                plain = False
+                break
+    if plain:
+        return mapping
+    pairs = []
+    for token, value in mapping.items():
+        if isinstance(value, str) or isinstance(value, bytes):
+            raise TypeError(f"{name} of token {token} must be a real number, not {value!r}")
+        pairs.append((operator.index(token), float(value)))
+    return pairs
+
+
+cdef tuple read_mappings(object token_counts, object overlay, double presence, double frequency):
+    require_mapping(token_counts, "token_counts")
+    require_mapping(overlay, "penalty_overlay")
+    return (plain_numbers(token_counts, "token_counts") if presence != 0.0 or frequency != 0.0 else None,
+            plain_numbers(overlay, "penalty_overlay"))
+
+
 cdef Patches open_patches(const Row *row, object token_counts, double presence, double frequency,
                           object overlay):
     cdef bint counted = token_counts is not None and (presence != 0.0 or frequency != 0.0)
@@ -66,7 +94,7 @@ cdef Patches open_patches(const Row *row, object token_counts, double presence, 
         raise MemoryError
     try:
         if counted:
-            for token, count in token_counts.items():
+            for token, count in token_counts.items() if type(token_counts) is dict else token_counts:
                 occurrences = count
                 if not occurrences >= 0.0:
                     raise ValueError(f"token {token} has the count {count}")
@@ -77,7 +105,7 @@ cdef Patches open_patches(const Row *row, object token_counts, double presence, 
                     break
         from_counts = filled
         if from_overlay:
-            for token, value in overlay.items():
+            for token, value in overlay.items() if type(overlay) is dict else overlay:
                 amount = value
                 if isnan(amount):
                     raise ValueError(f"penalty_overlay of token {token} is {value}")
@@ -150,6 +178,7 @@ def apply_penalties(logits, token_counts, double presence_penalty=0.0, double fr
     require_mapping(penalty_overlay, "penalty_overlay")
     if nothing_to_do(token_counts, presence, frequency, penalty_overlay):
         return logits
+    token_counts, penalty_overlay = read_mappings(token_counts, penalty_overlay, presence, frequency)
     _owner = open_row(logits, "logits", &row)
     patches = open_patches(&row, token_counts, presence, frequency, penalty_overlay)
     penalised = new_doubles(row.n)

@@ -25,7 +25,7 @@ from mtplx._csampling.arrays cimport (
 from mtplx._csampling.dispatch cimport table
 from mtplx._csampling.distributions cimport adopt, bad_logits, normalise
 from mtplx._csampling.mass cimport OVERFLOW_SCALE, ROW_FINE, ROW_WITHOUT_MASS, weigh_row, widen_into
-from mtplx._csampling.penalties cimport Patches, clamped, open_patches, require_mapping
+from mtplx._csampling.penalties cimport Patches, clamped, open_patches, read_mappings
 from mtplx._csampling.selection cimport (
     BAD_LOGIT,
     BAD_PROBABILITY,
@@ -330,8 +330,6 @@ cdef Patches open_settings(Row *row, double temperature, double *top_p, object t
     cdef double frequency = clamped(frequency_penalty, "frequency_penalty")
     cdef Patches patches = None
     if not (token_counts is None and penalty_overlay is None):
-        require_mapping(token_counts, "token_counts")
-        require_mapping(penalty_overlay, "penalty_overlay")
         patches = open_patches(row, token_counts, presence, frequency, penalty_overlay)
     if patches is not None:
         patches.attach(row)
@@ -353,6 +351,9 @@ def distribution_from_logits(logits, double temperature, double top_p, top_k, do
     cdef selection_status status
     if top_k is not None:
         top_k = PyNumber_Index(top_k)
+    if token_counts is not None or penalty_overlay is not None:
+        token_counts, penalty_overlay = read_mappings(token_counts, penalty_overlay, presence_penalty,
+                                                      frequency_penalty)
     owner = open_row(logits, "logits", &row)
     _patches = open_settings(&row, temperature, &top_p, top_k, &k, presence_penalty, frequency_penalty,
                              token_counts, penalty_overlay)
@@ -418,6 +419,9 @@ def sparse_distribution_from_logits(logits, double temperature, double top_p, to
     cdef selection_status status
     if top_k is not None:
         top_k = PyNumber_Index(top_k)
+    if token_counts is not None or penalty_overlay is not None:
+        token_counts, penalty_overlay = read_mappings(token_counts, penalty_overlay, presence_penalty,
+                                                      frequency_penalty)
     owner = open_row(logits, "logits", &row)
     _patches = open_settings(&row, temperature, &top_p, top_k, &k, presence_penalty, frequency_penalty,
                              token_counts, penalty_overlay)

@@ -63,6 +63,7 @@ from mtplx._csampling.views cimport (
     BAD_ID,
     BAD_LENGTH,
     BAD_LOGITS,
+    BAD_PENALTY_ID,
     BAD_ROW,
     BAD_VALUE,
     FINE,
@@ -305,12 +306,12 @@ cdef class OpenBlock:
 
     cdef object configure(self, object config, object draft_config, object token_counts,
                           object penalty_overlay):
-        """Settings of both sides; the vocabulary is that of the first target row."""
+        """Settings of both sides. Of the rows only the target's first is read, as every rule does."""
         cdef Block *block = &self.block
         cdef Py_ssize_t n = self.vocabulary(&block.target)
-        settle_config(&block.target_settings, config, n)
+        settle_config(&block.target_settings, config)
         if block.draft.kind != POINTS:
-            settle_config(&block.draft_settings, draft_config, self.vocabulary(&block.draft))
+            settle_config(&block.draft_settings, draft_config)
         # The sums that other rules divide by run over whole rows.
         block.target_settings.gather = block.draft_settings.gather = block.rule in (EXACT, GREEDY, MATCH)
         block.penalties.presence = clamped(config.presence_penalty, "presence_penalty")
@@ -345,6 +346,8 @@ cdef class OpenBlock:
                                 f"not {type(overlay).__name__}")
             most = max(most, len(overlay or ()))
             total += len(overlay or ())
+        if rows == 0:
+            return  # none that they could apply to
         if penalties.presence == 0.0 and penalties.frequency == 0.0:
             token_counts = None
         elif most == 0 and not token_counts and block.drafts == 0:
@@ -381,7 +384,8 @@ cdef class OpenBlock:
                     count = given
                     if isnan(count):
                         raise ValueError(f"penalty_overlay of token {token} is {given}")
-                    penalties.overlay_ids[total] = id_within(token, n)
+                    # Of a row behind the first, it is known when the row is reached.
+                    penalties.overlay_ids[total] = id_within(token, n if i == 0 else PY_SSIZE_T_MAX)
                     penalties.overlays[total] = count
                     total += 1
             penalties.overlay_starts[len(overlays)] = total
@@ -409,6 +413,8 @@ cdef class OpenBlock:
             if self.unreadable is not NULL and self.unreadable[failure.row]:
                 token = operator.index((<object>self.block.given_tokens)[failure.row])
             return IndexError(f"token id {token} is outside [0, {failure.n})"), row
+        if self.block.status == BAD_PENALTY_ID:
+            return IndexError(f"token id {failure.token} is outside [0, {failure.n})"), row
         if self.block.status == BAD_LENGTH:
             return ValueError(f"target_p has {failure.n} entries, draft_q {failure.m}"), row
         if self.block.status == NOT_DRAWABLE:
@@ -455,12 +461,12 @@ cdef bint is_mapping(object value):
     return isinstance(value, dict) or isinstance(value, Mapping)
 
 
-cdef object settle_config(Settings *settings, object config, Py_ssize_t n):
+cdef object settle_config(Settings *settings, object config):
     settings.temperature = config.temperature
     if isnan(settings.temperature):
         raise ValueError("temperature is nan")
     settings.top_p = nucleus_mass(config.top_p)
-    settings.k = ranks_kept(config.top_k, n)
+    settings.k = ranks_kept(config.top_k, PY_SSIZE_T_MAX)  # off where a row is no longer, once one is read
 
 
 # ---- calls ---------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ cdef enum problem:
     FINE
     NO_ROOM          # memory
     BAD_ID           # a token outside a dense row
+    BAD_PENALTY_ID   # a penalty or an overlay of a token outside the row
     BAD_VALUE        # p(x) or q(x) negative or not finite
     NOT_DRAWABLE     # q(x) = 0 < p(x), where that is checked
     BAD_LENGTH       # target and draft row differ in length

@@ -421,17 +421,23 @@ def apply_penalties(
     overlay = penalty_overlay or {}
     if not counts and not overlay:
         return logits
+    occurrences_of = [
+        (operator.index(token), as_real(count, f"token_counts of token {token}"), count)
+        for token, count in counts.items()
+    ]
+    amounts = [
+        (operator.index(token), as_real(amount, f"penalty_overlay of token {token}"), amount)
+        for token, amount in overlay.items()
+    ]
     penalised = as_row(logits, "logits").copy()
     with np.errstate(all="ignore"):
-        for token, count in counts.items():
-            occurrences = float(count)
+        for token, occurrences, count in occurrences_of:
             if not occurrences >= 0.0:
                 raise ValueError(f"token {token} has the count {count}")
             penalised[id_within(token, penalised.size)] -= frequency * occurrences + presence * (
                 occurrences > 0
             )
-        for token, amount in overlay.items():
-            value = float(amount)
+        for token, value, amount in amounts:
             if np.isnan(value):
                 raise ValueError(f"penalty_overlay of token {token} is {amount}")
             penalised[id_within(token, penalised.size)] -= value
