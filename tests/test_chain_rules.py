@@ -478,3 +478,12 @@ def test_a_whole_block_by_name_and_by_object(face):
     assert face.verify_block(target, draft, [1], scripted(0.5), rule=Typical()) == face.verify_block(
         target, draft, [1], scripted(0.5), rule="typical"
     )
+
+
+@pytest.mark.parametrize("blocks", [reference, verification])
+@pytest.mark.parametrize("token", [3, -1, 2**61, 2**70])
+def test_a_cascade_keeps_no_id_outside_of_the_vocabulary(blocks, token):
+    # Not deferred, since q(x) = 0 is not below max p - 1: kept without a look at p, were it an id.
+    row = SparseDistribution([0, 1, 2], [0.25, 0.25, 0.5], 3)
+    with pytest.raises(IndexError, match=f"token id {token} is outside"):
+        blocks.verify_block([row] * 2, [row], [token], np.random.default_rng(0), rule=Cascade(1.0, "tokenv1"))

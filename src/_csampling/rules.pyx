@@ -58,6 +58,7 @@ from mtplx._csampling.mass cimport ROW_BAD, ROW_FINE, weigh_row, widen_into
 from mtplx._csampling.softmax cimport exponentials
 from mtplx._csampling.streams cimport BONUS_LANE, CORRECTION_LANE, next_uniform
 from mtplx._csampling.views cimport (
+    BAD_ID,
     BAD_LENGTH,
     BAD_ROW,
     DENSE,
@@ -625,6 +626,10 @@ cdef problem run_cascade(Block *block, Workspace *space) noexcept nogil:
             status = require_drawable(block, token, p, q)
         if status != FINE:
             return status
+        if not deferred and not 0 <= token < target.n:
+            # Of a support any id may be asked for; kept without a look at p, it would become a token.
+            failure.n = target.n
+            return BAD_ID
         block.tested = i + 1
         block.probabilities[i] = 1.0
         if not deferred:

@@ -355,6 +355,8 @@ cdef selection_status stream(const Row *logits, double temperature, View *view) 
     view.row = logits[0]
     view.total = run.sum
     view.tolerance = rough_error(logits.n, &view.scaled)
+    if not isfinite(run.sum):
+        make_exact(view)  # no sum that float32 terms can give, and rules report what they divide by it
     return SELECTED
 
 

@@ -57,6 +57,7 @@ from mtplx.reference.one_row import (
     as_row,
     correction_weights,
     distribution_entropy,
+    id_within,
     normalised,
     positive_differences,
     positive_weights,
@@ -695,6 +696,9 @@ def accept_count_cascade(
             require_same_length(p, q)
             if check_draft:
                 _require_drawable(p, q, token)
+            if not deferred and isinstance(p, SparseDistribution):
+                # Of a support any id may be asked for; kept without a look at p, it would become a token.
+                id_within(token, p.vocab_size)
             accept_probability = cascade_acceptance(p, q, token, rule) if deferred else 1.0
             probabilities.append(accept_probability)
             if deferred and not accepted_by(coins[i], accept_probability):
