@@ -290,47 +290,6 @@ def test_something_that_looks_like_a_batch():
             face.verify_block(Lookalike(), None, [], np.random.default_rng(0))
 
 
-RACE = """
-import sys, threading
-import numpy as np
-from mtplx import sampling, verification
-from mtplx.distributions import SamplerConfig
-
-x = np.random.default_rng(0).random((2, 40_000))
-over = threading.Event()
-
-def write():
-    rng = np.random.default_rng(1)
-    while not over.is_set():
-        x[rng.integers(2)] = rng.choice([0.3, np.nan, 1e300, 1e-320, rng.random()])
-        x[rng.integers(2)] = rng.random(x.shape[1])
-
-writer = threading.Thread(target=write, daemon=True)
-writer.start()
-for _ in range(30):
-    for settings in ((1, 0.95, 20), (1, 0.95, 0), (0.6, 0.5, 1000), (0,), (0.7, 1, 0), (1, 1, 20)):
-        config = SamplerConfig(*settings)
-        for call in (sampling.distribution_from_logits, sampling.sparse_distribution_from_logits):
-            try:
-                call(x[0], config)
-            except (ValueError, TypeError):
-                pass
-        try:
-            verification.verify_block_from_logits(x, x[1:], [1], config)
-        except (ValueError, MemoryError):
-            pass
-over.set()
-"""
-
-
-def test_rows_that_another_thread_writes_over():
-    # Any result will do, or an error; a write out of bounds ends the process.
-    run = subprocess.run(
-        [sys.executable, "-c", RACE], capture_output=True, text=True, check=False, timeout=300
-    )
-    assert run.returncode == 0, run.stderr
-
-
 @pytest.mark.parametrize("face", [reference, sampling])
 @pytest.mark.parametrize("text", ["0.5", b"1"])
 def test_text_is_no_number_of_a_penalty(face, text):
