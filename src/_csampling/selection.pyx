@@ -504,7 +504,7 @@ cdef selection_status collect_logits(const Row *row, const scaling *s, Py_ssize_
             if row.kind != F64 and row.patches == 0 and <float>bound == <float>level:
                 # No float32 lies between: what ties is equal.
                 bound = nextafter(level, INFINITY)
-    if best.count < k:
+    if best.count == 0:
         return TOO_MANY  # the caller's other threads write the row meanwhile
     weigh(best.items, best.count, s)
     rank_first(best.items, best.count, k)
