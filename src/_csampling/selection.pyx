@@ -392,14 +392,14 @@ cdef double slack_below(const scaling *s, double bound, Py_ssize_t n) noexcept n
     one below 2^-52, so exponentials of logits whose z differ by more than A 2^-51 + 2^-50 are in order
     and more than 2^-51 apart, hence so are the quotients. Four times that is taken. Where quotients are
     subnormal they are multiples of 2^-1074: weights apart by more than n 2^-1073 >= sum 2^-1073 differ.
-    Below z = -746 every weight is 0; the same slack keeps what is rounded on the way to that logit below it.
+    Below z = -746 every weight is 0; the slack there keeps what is rounded on the way to that logit below it.
     """
     cdef double quotient = table.scaled(bound, s)
-    cdef double slack = 2.0 ** -48 * (1.0 + fabs(quotient) + fabs(s.top))
-    cdef double lowest = (s.top - 747.0 - slack) * s.temperature
+    cdef double slack, lowest = (s.top - 747.0 - 2.0 ** -48 * (1.0 + fabs(s.top))) * s.temperature
     cdef double z = quotient - s.top
     cdef double weight
     if z > -745.0:
+        slack = 2.0 ** -48 * (1.0 + fabs(quotient) + fabs(s.top))
         if z < SURELY_ORDINARY:
             weight = weigh_one(bound, s)
             if weight < TINY_WEIGHT:
