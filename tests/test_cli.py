@@ -151,6 +151,9 @@ def test_policies_reach_the_decoder(mtplx: Callable[..., tuple[int, str, str]]) 
     # A draft that costs more than it can bring: none is made.
     assert drafted("--policy", "cost-model", "--draft-cost", "5") == []
     assert len(drafted("--policy", "expected-value", "--draft-cost", "1")) == 1
+    # No block is deeper than the text is long, nor does a policy look further.
+    for policy in ("expected-value", "cost-model"):
+        assert len(drafted("--policy", policy, "--depth", "1000000000000", "--max-tokens", "5")) <= 4
 
 
 def test_draft_temperatures_by_curve_and_adapting(mtplx: Callable[..., tuple[int, str, str]]) -> None:

@@ -777,9 +777,17 @@ def test_bad_arguments_are_refused_before_anything_is_decoded(
 
 
 @pytest.mark.parametrize(
-    "changes", [{"depth": 1.5}, {"max_tokens": "3"}, {"prompt": ["a"]}, {"stop_tokens": 3}]
+    ("changes", "message"),
+    [
+        ({"depth": 1.5}, "depth must be an integer; got 1.5"),
+        ({"max_tokens": "3"}, "max_tokens must be an integer; got '3'"),
+        ({"prompt": ["a"]}, "a token of the prompt must be an integer; got 'a'"),
+        ({"stop_tokens": [2.5]}, "a stop token must be an integer; got 2.5"),
+        ({"stop_tokens": 3}, "'int' object is not iterable"),
+    ],
+    ids=str,
 )
-def test_arguments_of_wrong_types_are_refused(changes: dict[str, Any]) -> None:
+def test_arguments_of_wrong_types_are_refused(changes: dict[str, Any], message: str) -> None:
     arguments: dict[str, Any] = {
         "prompt": [0],
         "config": GREEDY,
@@ -787,7 +795,7 @@ def test_arguments_of_wrong_types_are_refused(changes: dict[str, Any]) -> None:
         "backend": EXISTING[0],
         **changes,
     }
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match=message):
         speculative_generate(ToyModel(1), FixedDrafter(), arguments.pop("prompt"), **arguments)
 
 

@@ -687,10 +687,18 @@ def test_sparse_rows_may_differ_in_length():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda rows: emitted_law("exact", rows, rows, -1), ValueError, "depth is -1"),
-        (lambda rows: emitted_law("kseq", rows, rows, -1), ValueError, "depth is -1"),
-        (lambda rows: expected_accepted(rows, rows, "block", -3), ValueError, "depth is -3"),
-        (lambda rows: sequence_law("exact", rows, rows, -2, 1), ValueError, "depth is -2"),
+        (lambda rows: emitted_law("exact", rows, rows, -1), ValueError, "depth must be at least 0; got -1"),
+        (lambda rows: emitted_law("kseq", rows, rows, -1), ValueError, "depth must be at least 0; got -1"),
+        (
+            lambda rows: expected_accepted(rows, rows, "block", -3),
+            ValueError,
+            "depth must be at least 0; got -3",
+        ),
+        (
+            lambda rows: sequence_law("exact", rows, rows, -2, 1),
+            ValueError,
+            "depth must be at least 0; got -2",
+        ),
         (lambda rows: sequence_law("exact", rows, rows, 1, -2), ValueError, "length is -2"),
         (lambda rows: target_law(rows, -1), ValueError, "length is -1"),
         (
@@ -753,5 +761,5 @@ def test_the_best_depth_at_its_ends():
 def test_no_depth_is_best_of_nonsense(arguments, message):
     with pytest.raises(ValueError, match=message):
         best_depth(*arguments)
-    with pytest.raises(ValueError, match="max_depth must not be negative; it is -1"):
+    with pytest.raises(ValueError, match="max_depth must be at least 0; got -1"):
         best_depth(0.5, 0.1, max_depth=-1)

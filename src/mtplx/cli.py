@@ -281,7 +281,8 @@ def generate(
     if draft_temperature is not None:
         draft_config = replace(config, temperature=_draft_temperature(draft_temperature, temperature))
     adapted = draft_config.temperature if draft_temperature == ADAPTIVE else None
-    policies = _policies(policy, depth, draft_cost, adapted)
+    # No block is deeper than the text is long: a policy need not look further.
+    policies = _policies(policy, max(1, min(depth, max_tokens)), draft_cost, adapted)
     if seed is None:
         seed = secrets.randbits(32)
     setup = _setup(corpus, model, draft_model, source, context, raw)

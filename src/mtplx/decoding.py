@@ -40,7 +40,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import math
-import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
@@ -49,6 +48,7 @@ from typing import Any, Literal, Protocol, TypeVar, cast
 
 import numpy as np
 
+from mtplx.arguments import as_count, as_integer
 from mtplx.decisions import BlockDecision, Rule, as_rule
 from mtplx.distributions import (
     BatchedSparseDistributions,
@@ -315,7 +315,7 @@ class PromptLookupDrafter:
     """
 
     def __init__(self, max_ngram: int = 3, min_ngram: int = 1) -> None:
-        if not 1 <= operator.index(min_ngram) <= operator.index(max_ngram):
+        if not 1 <= as_integer(min_ngram, "min_ngram") <= as_integer(max_ngram, "max_ngram"):
             raise ValueError(
                 f"1 <= min_ngram <= max_ngram is needed; got min_ngram {min_ngram} and max_ngram {max_ngram}"
             )
@@ -662,11 +662,9 @@ class TokenStream(Iterator[int]):
         backend: BackendName,
     ) -> None:
         self._rule = as_rule(rule)
-        if operator.index(depth) < 1:
-            raise ValueError(f"depth must be at least 1; got {depth}")
-        if operator.index(max_tokens) < 0:
-            raise ValueError(f"max_tokens must not be negative; got {max_tokens}")
-        prompt = [operator.index(token) for token in prompt]
+        depth = as_count(depth, "depth", 1)
+        max_tokens = as_count(max_tokens, "max_tokens", 0)
+        prompt = [as_integer(token, "a token of the prompt") for token in prompt]
         if not prompt:
             raise ValueError("the prompt is empty: there is no last token to decode from")
         self._backend = _load_backend(backend)
@@ -680,7 +678,7 @@ class TokenStream(Iterator[int]):
         self._depth = depth
         self._policies, self._depth_policy, self._temperature_policy = _as_policies(policy)
         self._max_tokens = max_tokens
-        self._stop_tokens = frozenset(operator.index(token) for token in stop_tokens)
+        self._stop_tokens = frozenset(as_integer(token, "a stop token") for token in stop_tokens)
         penalized = config.presence_penalty != 0 or config.frequency_penalty != 0
         self._token_counts: dict[int, int] | None = {} if penalized else None
         self._pending = prompt[-1]
@@ -790,7 +788,7 @@ class TokenStream(Iterator[int]):
             return [], None
         depth = self._depth
         if self._depth_policy is not None:
-            depth = operator.index(self._depth_policy.current_depth)
+            depth = as_integer(self._depth_policy.current_depth, "the policy's current_depth")
         # A block commits one token more than it has accepted drafts.
         depth = min(depth, self._max_tokens - len(self._committed) - 1)
         if depth < 1:
@@ -802,7 +800,7 @@ class TokenStream(Iterator[int]):
         if not isinstance(answer, tuple) or len(answer) != 2:
             raise TypeError(f"the drafter must give a tuple (tokens, rows); got {_brief(answer)}")
         proposed, rows = answer
-        drafts = [operator.index(token) for token in proposed]
+        drafts = [as_integer(token, "a drafted token") for token in proposed]
         if len(drafts) > depth:
             raise ValueError(f"the drafter proposed {len(drafts)} tokens; asked for at most {depth}")
         checked = None if rows is None else self._checked_rows(rows, len(drafts))

@@ -40,7 +40,6 @@ The exact rule emits the target's law, typical acceptance does not:
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from numbers import Real
@@ -48,6 +47,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from mtplx.arguments import as_count, as_integer
 from mtplx.decisions import (
     TREE_RULES,
     CanonicalRule,
@@ -254,7 +254,8 @@ def _longest_first(target: _Rows, draft: _Rows, depth: int) -> _Outcomes:
 
 
 def _shape_of(tree: Any) -> Shape:
-    parents = tree.parents.tolist() if isinstance(tree, TokenTree) else [operator.index(i) for i in tree]
+    given = tree.parents.tolist() if isinstance(tree, TokenTree) else tree
+    parents = [as_integer(parent, "a parent") for parent in given]
     TokenTree([0] * len(parents), parents)  # for its checks
     below: list[list[Shape]] = [[] for _ in range(len(parents) + 1)]
     for node in range(len(parents) - 1, -1, -1):
@@ -361,10 +362,7 @@ def _depth(depth: int | None, draft: _Rows) -> int:
         if draft.count is None:
             raise ValueError("depth is needed: a draft that is a function does not tell it")
         return draft.count
-    count = operator.index(depth)
-    if count < 0:
-        raise ValueError(f"depth is {count}")
-    return count
+    return as_count(depth, "depth", 0)
 
 
 def _pair(target: Any, draft: Any) -> tuple[_Rows, _Rows]:
@@ -501,7 +499,7 @@ def sequence_law(
     law: Law = {}
     for (tokens, _), mass in outcomes.mass.items():
         law[tokens] = law.get(tokens, 0.0) + mass
-    return _continued(law, rows, operator.index(length))
+    return _continued(law, rows, as_integer(length, "length"))
 
 
 def target_law(target: Model, length: int) -> Law:
@@ -527,7 +525,7 @@ def target_law(target: Model, length: int) -> Law:
     >>> target_law([[0.5, 0.5], [1.0, 0.0]], 2)
     {(0, 0): 0.5, (1, 0): 0.5}
     """
-    return _continued({(): 1.0}, _Rows(target, "target", _Lengths()), operator.index(length))
+    return _continued({(): 1.0}, _Rows(target, "target", _Lengths()), as_integer(length, "length"))
 
 
 def law_distance(a: Mapping[Tokens, float], b: Mapping[Tokens, float]) -> float:
@@ -640,9 +638,7 @@ def best_depth(acceptance: float | Sequence[float], cost_ratio: float, *, max_de
     """
     if not isinstance(cost_ratio, Real) or not cost_ratio >= 0.0:
         raise ValueError(f"cost_ratio must be a number of at least 0; it is {cost_ratio!r}")
-    deepest = operator.index(max_depth)
-    if deepest < 0:
-        raise ValueError(f"max_depth must not be negative; it is {deepest}")
+    deepest = as_count(max_depth, "max_depth", 0)
     try:
         given = [acceptance] if isinstance(acceptance, Real) else list(cast(Sequence[float], acceptance))
     except TypeError:

@@ -24,11 +24,12 @@ tried, or not for long, is expected to do as well as the one before it, and will
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from numbers import Real
 from typing import Any, Literal, cast
+
+from mtplx.arguments import as_count, as_integer
 
 __all__ = [
     "AdaptiveDraftTemperature",
@@ -58,7 +59,7 @@ def _range(least: float, most: float) -> str:
 
 
 def _require_counts(attempted: int, accepted: int) -> None:
-    if not 0 <= operator.index(accepted) <= operator.index(attempted):
+    if not 0 <= as_integer(accepted, "accepted") <= as_integer(attempted, "attempted"):
         raise ValueError(f"{accepted} of {attempted} drafts cannot have been accepted")
 
 
@@ -223,8 +224,7 @@ class AdaptiveDraftTemperature:
         self.rearm_above = _number(rearm_above, "rearm_above", 0.0, self.boost_above)
         self.drop_below = _number(drop_below, "drop_below", 0.0, self.rearm_above)
         for name, count in (("seed_rounds", seed_rounds), ("dwell", dwell)):
-            if operator.index(count) < 1:
-                raise ValueError(f"{name} must be at least 1; got {count}")
+            as_count(count, name, 1)
         self.seed_rounds = seed_rounds
         self.dwell = dwell
         self.average = math.nan
@@ -285,7 +285,7 @@ class AdaptiveDraftTemperature:
 
 
 def _require_depths(minimum: int, maximum: int, least: int) -> None:
-    if not least <= operator.index(minimum) <= operator.index(maximum):
+    if not least <= as_integer(minimum, "minimum") <= as_integer(maximum, "maximum"):
         raise ValueError(
             f"{least} <= minimum <= maximum is needed; got minimum {minimum} and maximum {maximum}"
         )
@@ -331,11 +331,10 @@ class StreakDepth:
         lower_after: int = 2,
     ) -> None:
         _require_depths(minimum, maximum, 1)
-        if not minimum <= operator.index(depth) <= maximum:
+        if not minimum <= as_integer(depth, "depth") <= maximum:
             raise ValueError(f"depth must be in [{minimum}, {maximum}]; got {depth}")
         for name, length in (("raise_after", raise_after), ("lower_after", lower_after)):
-            if operator.index(length) < 1:
-                raise ValueError(f"{name} must be at least 1; got {length}")
+            as_count(length, name, 1)
         self.minimum = minimum
         self.maximum = maximum
         self.raise_after = raise_after

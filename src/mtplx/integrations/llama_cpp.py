@@ -28,7 +28,6 @@ to it.
 from __future__ import annotations
 
 import ctypes
-import operator
 import os
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
@@ -41,6 +40,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mtplx.arguments import as_tokens
 from mtplx.decoding import BackendName, ModelDrafter
 
 __all__ = ["NEAR_TIE", "LlamaCppModel", "LlamaCppState", "smollm2_path"]
@@ -173,7 +173,7 @@ class LlamaCppModel:
         IndexError
             A token is outside [0, V).
         """
-        tokens = self._checked(prompt)
+        tokens = as_tokens(prompt, self.vocab_size)
         if not tokens:
             raise ValueError("the prompt is empty: there is no last token to decode from")
         self._require_room(0, len(tokens))
@@ -202,7 +202,7 @@ class LlamaCppModel:
             llama.cpp failed. The state is unchanged.
         """
         self._require_current(state)
-        appended = self._checked(tokens)
+        appended = as_tokens(tokens, self.vocab_size)
         self._require_room(len(state.tokens), len(appended))
         rows = np.empty((len(appended), self.vocab_size), dtype=np.float32)
         self._decode(state, appended, rows)
@@ -336,7 +336,7 @@ class LlamaCppModel:
         IndexError
             If `token` is outside [0, V).
         """
-        (token,) = self._checked([token])
+        (token,) = as_tokens([token], self.vocab_size)
         size = 64
         while True:
             buffer = ctypes.create_string_buffer(size)
@@ -354,13 +354,6 @@ class LlamaCppModel:
     def _metadata(self) -> Mapping[str, str]:
         metadata: Mapping[str, str] = self.llama.metadata
         return metadata
-
-    def _checked(self, tokens: Sequence[int]) -> list[int]:
-        checked = [operator.index(token) for token in tokens]
-        for token in checked:
-            if not 0 <= token < self.vocab_size:
-                raise IndexError(f"token {token} is outside [0, {self.vocab_size})")
-        return checked
 
     def _require_room(self, decoded: int, n: int) -> None:
         if decoded + n > self.context:

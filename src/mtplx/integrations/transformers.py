@@ -19,7 +19,6 @@ model must be where the texts part. Half precision is coarser in proportion.
 from __future__ import annotations
 
 import inspect
-import operator
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
@@ -27,6 +26,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from mtplx._csampling.dlpack import from_dlpack
+from mtplx.arguments import as_tokens
 from mtplx.decoding import BackendName, ModelDrafter
 
 __all__ = ["NEAR_TIE", "TransformersModel", "TransformersState"]
@@ -122,7 +122,7 @@ class TransformersModel:
         IndexError
             A token is outside [0, V).
         """
-        tokens = self._checked(prompt)
+        tokens = as_tokens(prompt, self._vocab_size)
         if not tokens:
             raise ValueError("the prompt is empty: there is no last token to decode from")
         state = TransformersState()
@@ -146,7 +146,7 @@ class TransformersModel:
         IndexError
             A token is outside [0, V). The state is unchanged.
         """
-        appended = self._checked(tokens)
+        appended = as_tokens(tokens, self._vocab_size)
         if not appended:
             raise ValueError("no tokens to decode: there is no logit row without one")
         self._require_room(state, len(appended))
@@ -184,13 +184,6 @@ class TransformersModel:
                 f"the draft model {model.vocab_size}"
             )
         return ModelDrafter(model, backend=backend)
-
-    def _checked(self, tokens: Sequence[int]) -> list[int]:
-        checked = [operator.index(token) for token in tokens]
-        for token in checked:
-            if not 0 <= token < self._vocab_size:
-                raise IndexError(f"token {token} is outside [0, {self._vocab_size})")
-        return checked
 
     def _require_room(self, state: TransformersState, n: int) -> None:
         decoded = len(state.tokens)

@@ -34,7 +34,6 @@ Computer Speech and Language 13 (1999).
 
 from __future__ import annotations
 
-import operator
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -43,6 +42,8 @@ from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
+
+from mtplx.arguments import as_tokens
 
 __all__ = ["NGramModel", "NGramPair", "NGramState", "PieceTokenizer", "default_corpus", "train_pair"]
 
@@ -256,7 +257,7 @@ class NGramModel:
         IndexError
             If a token is outside [0, V).
         """
-        tokens = self._checked(prompt)
+        tokens = as_tokens(prompt, self.vocab_size)
         if not tokens:
             raise ValueError("the prompt is empty: there is no last token to decode from")
         return NGramState(tokens[:-1])
@@ -280,7 +281,7 @@ class NGramModel:
         IndexError
             If a token is outside [0, V). The state is unchanged.
         """
-        appended = self._checked(tokens)
+        appended = as_tokens(tokens, self.vocab_size)
         rows = np.empty((len(appended), self.vocab_size), dtype=np.float32)
         # A copy of the little that is read: an interrupt below must not leave half of the tokens decoded.
         recent = state.tokens[max(0, len(state.tokens) - self.order) :]
@@ -301,13 +302,6 @@ class NGramModel:
         if not 0 <= n <= len(state.tokens):
             raise ValueError(f"cannot roll back {n} tokens: {len(state.tokens)} are decoded")
         del state.tokens[len(state.tokens) - n :]
-
-    def _checked(self, tokens: Sequence[int]) -> list[int]:
-        checked = [operator.index(token) for token in tokens]
-        for token in checked:
-            if not 0 <= token < self.vocab_size:
-                raise IndexError(f"token {token} is outside [0, {self.vocab_size})")
-        return checked
 
     def _probabilities(self, history: list[int]) -> NDArray[np.float64]:
         known = []
