@@ -234,6 +234,32 @@ def test_worst_cases(mtplx_bench: Command) -> None:
     assert all(kind in out for kind in bench.WORST_INPUTS)
 
 
+def test_worst_cases_in_markdown_are_a_line_a_kernel(mtplx_bench: Command) -> None:
+    status, out, _ = mtplx_bench(*TINY, "--worst", "--markdown", "--only", "categorical draw")
+    assert status == 0
+    table = [line.strip("| ").split(" | ") for line in out.splitlines() if line.startswith("|")]
+    assert table[0] == ["kernel", *bench.WORST_INPUTS, "least ratio"]
+    (cells,) = table[2:]
+    assert cells[0] == "categorical draw"
+    assert len(cells) == len(table[0])
+    assert all(float(cell.strip("*")) > 0.0 for cell in cells[1:-1])
+
+
+def test_a_worst_case_that_does_not_pass_is_bold() -> None:
+    rows = [
+        {"name": "k", "input": name, "slowdown": slowdown, "ratio": ratio, "passes": passes}
+        for name, slowdown, ratio, passes in (("one", 1.25, 9.5, True), ("two", 3.5, 4.0, False))
+    ]
+    settings = {"mode": "worst", "numpy_avx2": False}
+    machine = dict.fromkeys(("cpu", "cpus", "system", "python", "mtplx", "isa", "numpy"), "-")
+    result = {"rows": rows, "settings": settings, "skipped": {}}
+    result["machine"] = {**machine, "available_isas": [], "numpy_simd": [], "allocator": {}}
+    out = bench_report.markdown(result, "mtplx bench")
+    assert "| kernel | one | two | least ratio |" in out
+    assert "| k | 1.25 | **3.50** | 4.0x |" in out
+    assert "1 of 2 pass" in out
+
+
 def test_scaling(mtplx_bench: Command) -> None:
     status, out, _ = mtplx_bench("--seconds", "0.5", "--scaling", "--json", "--only", "categorical")
     assert status == 0
@@ -258,7 +284,8 @@ def test_blocks(mtplx_bench: Command) -> None:
         *TINY, "--blocks", "--markdown", "--only", "sparse, K = 3, B = 8, rejected never"
     )
     assert status == 0
-    assert "| sparse | never | 3 | 8 | " in out
+    assert "| form | rejected | K | B = 8: us | ratio | reads |" in out
+    assert "| sparse | never | 3 | " in out
     assert mtplx_bench(*TINY, "--blocks", "--only", "nothing of that name")[0] == 2
 
 

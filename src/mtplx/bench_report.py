@@ -228,13 +228,41 @@ def _worst_grid(rows: list[dict[str, Any]]) -> _Grid:
         ]
         for row in rows
     ]
-    passed = sum(row["passes"] for row in rows)
-    notes = [
-        f"{passed} of {len(rows)} pass: at most {WORST_SLOWDOWN:g} times the slowest LLM-like row of the "
-        "kernel, and not slower than the reference.",
-    ]
     headings = ["kernel", "input", "reference us", "compiled us", "ratio", "times LLM-like", "passes"]
-    return _Grid(headings, cells, 2, notes)
+    return _Grid(headings, cells, 2, [_worst_note(rows)])
+
+
+def _worst_note(rows: list[dict[str, Any]]) -> str:
+    passed = sum(row["passes"] for row in rows)
+    return (
+        f"{passed} of {len(rows)} pass: at most {WORST_SLOWDOWN:g} times the slowest LLM-like row of the "
+        "kernel, and not slower than the reference."
+    )
+
+
+def _worst_matrix(rows: list[dict[str, Any]]) -> _Grid:
+    """A line a kernel, a column an input; what does not pass is bold."""
+    kernels = _by(rows, "name")
+    inputs = list(_by(rows, "input"))
+    cells = []
+    for (name,), found in kernels.items():
+        of = {row["input"]: row for row in found}
+        marks = {row["input"]: "" if row["passes"] else "**" for row in found}
+        cells.append([name, *(f"{marks[i]}{of[i]['slowdown']:.2f}{marks[i]}" for (i,) in inputs)])
+        cells[-1].append(_ratio(min(row["ratio"] for row in found)))
+    notes = [
+        "Times what the slowest LLM-like row takes; at the right the smallest ratio to the reference.",
+        _worst_note(rows),
+    ]
+    return _Grid(["kernel", *(i for (i,) in inputs), "least ratio"], cells, 1, notes)
+
+
+def _by(rows: list[dict[str, Any]], *names: str) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
+    """Rows by their values of these columns, in the order in which they come."""
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in names), []).append(row)
+    return groups
 
 
 def _scaling_grid(rows: list[dict[str, Any]]) -> _Grid:
@@ -258,6 +286,16 @@ def _scaling_grid(rows: list[dict[str, Any]]) -> _Grid:
     return _Grid(headings, cells, 2, notes)
 
 
+BLOCKS_NOTES = [
+    "The reference is the loop over rows that are reached, timed on one sequence; B takes B times it.",
+    "One read is numpy.max over the rows that the call looks at; reads is how many of these it takes.",
+]
+
+
+def _reads(row: dict[str, Any]) -> str:
+    return "-" if row["reads"] is None else f"{row['reads']:.1f}"
+
+
 def _blocks_grid(rows: list[dict[str, Any]]) -> _Grid:
     cells = [
         [
@@ -269,16 +307,31 @@ def _blocks_grid(rows: list[dict[str, Any]]) -> _Grid:
             _us(row["compiled_us"]["minimum"]),
             _ratio(row["ratio"]),
             _us(row["read_us"]),
-            "-" if row["reads"] is None else f"{row['reads']:.1f}",
+            _reads(row),
         ]
         for row in rows
     ]
-    notes = [
-        "The reference is the loop over rows that are reached, timed on one sequence; B takes B times it.",
-        "One read is numpy.max over the rows that the call looks at; reads is how many of these it takes.",
-    ]
     headings = ["form", "rejected", "K", "B", "reference us", "compiled us", "ratio", "one read us", "reads"]
-    return _Grid(headings, cells, 2, notes)
+    return _Grid(headings, cells, 2, BLOCKS_NOTES)
+
+
+def _blocks_matrix(rows: list[dict[str, Any]]) -> _Grid:
+    """A line a form, outcome and K; for every B the time, the ratio and the reads."""
+    sequences = sorted(B for (B,) in _by(rows, "sequences"))
+    cells = []
+    for (form, outcome, K), found in _by(rows, "form", "outcome", "drafts").items():
+        of = {row["sequences"]: row for row in found}
+        cells.append([form, outcome, str(K)])
+        for B in sequences:
+            if B in of:
+                row = of[B]
+                cells[-1] += [_us(row["compiled_us"]["minimum"]), _ratio(row["ratio"]), _reads(row)]
+            else:  # left out by --only
+                cells[-1] += ["", "", ""]
+    headings = ["form", "rejected", "K"]
+    for B in sequences:
+        headings += [f"B = {B}: us", "ratio", "reads"]
+    return _Grid(headings, cells, 2, BLOCKS_NOTES)
 
 
 def _description(result: Result) -> list[str]:
@@ -318,8 +371,13 @@ def show(result: Result, console: Console) -> None:
 
 
 def markdown(result: Result, command: str) -> str:
-    """The result as docs/performance.md shows it, with the command that made it."""
-    grid = _grid(result, wide=True)
+    """The result as docs/performance.md shows it, with the command that made it.
+
+    What is measured on a grid is shown as one, and the times of the reference are left to the other forms.
+    """
+    shapes = {"worst": _worst_matrix, "blocks": _blocks_matrix}
+    mode = result["settings"]["mode"]
+    grid = shapes[mode](result["rows"]) if mode in shapes else _grid(result, wide=True)
     rule = ["---"] * grid.words + ["---:"] * (len(grid.headings) - grid.words)
     lines = [f"`{command}`", "", *(f"- {line}" for line in _description(result)), ""]
     lines += ["| " + " | ".join(cells) + " |" for cells in (grid.headings, rule, *grid.rows)]
