@@ -283,3 +283,70 @@ def test_ordinary_draws_are_certain(isa):
             u = float((sums[heavy] - left[heavy] / 2) / sums[-1])
             assert rejected_at_once(target, draft, token, u, WHOLE) == heavy
     assert counted[0] == 0
+
+
+@pytest.mark.parametrize("dtype", rows.FLOAT_TYPES.values(), ids=list(rows.FLOAT_TYPES))
+def test_rows_too_flat_for_float32_terms(isa, dtype):
+    """No weight is larger than the error of rough sums: one pass of exponentials decides most draws."""
+    n = 40_000
+    config = SamplerConfig(1.0, 1.0, 0)
+    noise = np.random.default_rng(1).normal(size=n).astype(dtype)
+    target, draft = np.zeros(n, dtype), (noise / 2).astype(dtype)
+    p, q = sampling.softmax(target), sampling.softmax(draft)
+    token = int(np.argmax(q - p))
+    left = np.maximum(p - q, 0.0)
+    sums = np.cumsum(left)
+    with counting("rough_draw") as rough, counting("one_pass_draw") as passes:
+        for place in np.argsort(left)[-4:]:
+            u = float((sums[place] - left[place] / 2) / sums[-1])
+            assert rejected_at_once(target, draft, token, u, config) == place
+        for place in (0, 17, n // 2, n - 1):
+            drawn = verification.verify_block_from_logits(
+                [target], None, [], config, None, scripted((place + 0.5) / n)
+            )
+            assert drawn.tokens.tolist() == [place]
+    assert rough[0] == 8
+    assert passes[0] == 0
+    with counting("one_pass_draw") as passes, counting("correction_draw") as exact:
+        for place in (0, 17, n // 2, n - 2):
+            for u in distances(sums, [place]):
+                assert rejected_at_once(target, draft, token, u, config) == correction(p, q, u), (place, u)
+    assert passes[0] > exact[0] > 0
+    with counting("one_pass_draw") as passes, counting("categorical_draw") as exact:
+        for u in distances(np.cumsum(p), [0, 17, n // 2, n - 2]):
+            drawn = verification.verify_block_from_logits([target], None, [], config, None, scripted(u))
+            assert drawn.tokens.tolist() == [sequential_draw(p, u)], u
+    assert passes[0] >= exact[0] > 0
+
+
+def test_weights_near_the_error_of_the_rough_sums(isa):
+    """Some draws from weights near the error of the rough sums are certain after one pass, and some are not."""
+    n = 60_000
+    config = SamplerConfig(1.0, 1.0, 0)
+    rng = np.random.default_rng(2)
+    target, draft = (rng.random((2, n)) * 1e-3).astype(np.float32)
+    token = 4711
+    target[token] = -np.inf
+    p, q = sampling.softmax(target), sampling.softmax(draft)
+    with counting("one_pass_draw") as passes:
+        for u in rng.random(60):
+            assert rejected_at_once(target, draft, token, u, config) == correction(p, q, u)
+    assert 0 < passes[0] < 60
+
+
+def test_a_banned_token_is_rejected_without_exact_sums(isa):
+    """exp(-inf) is 0 over any sum, and so is what underflows."""
+    n = 4096
+    target, draft = row_pair(n, 8)
+    token = int(np.argmax(draft))
+    p, q = (sampling.softmax(row, WHOLE.temperature) for row in (target, draft))
+    for banned in (-np.inf, -1e30, -2000.0):
+        target[token] = banned
+        p = sampling.softmax(target, WHOLE.temperature)
+        assert p[token] == 0.0
+        for u in (0.0, 0.5, LAST):
+            decision = verification.verify_block_from_logits(
+                [target], [draft], [token], WHOLE, None, scripted(0.0, u)
+            )
+            assert decision.tokens.tolist() == [correction(p, q, u)]
+            assert decision.accept_probabilities.tolist() == [0.0]

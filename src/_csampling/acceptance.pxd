@@ -1,8 +1,4 @@
-from libc.stdint cimport int64_t
-
-from mtplx._csampling.arrays cimport Row
 from mtplx._csampling.distributions cimport Support
-from mtplx._csampling.draws cimport Weights
 
 
 # min(1, p/q), 1 for q = 0 < p, 0 for p = 0.
@@ -16,11 +12,9 @@ cdef inline double acceptance(double p, double q) noexcept nogil:
 # Ids and weights of (p - q)+; empty where no difference is positive. Both ascend.
 cdef tuple difference_arrays(const Support *p, const Support *q)
 
-# A draw from (p - q)+, or from p where no difference is positive. Both ascend.
-cdef int64_t draw_difference(const Support *p, const Support *q, double u) noexcept nogil
-
-# (p - q)+, or the target's positive finite entries where no difference is positive; False without mass.
-cdef bint weigh_correction(Weights *weights, const Row *p, const Row *q, double *sums) noexcept nogil
+# factor p - q at entry i of p; `place` walks along q. Both ascend.
+cdef double next_difference(const Support *p, const Support *q, double factor, Py_ssize_t i,
+                            Py_ssize_t *place) noexcept nogil
 
 # p(x), of which nothing else is read.
 cdef double one_probability(object distribution, object token_id, str name) except -1.0

@@ -127,15 +127,14 @@ def acceptance_probability(target_p, draft_q, token_id):
 # ---- the differences of two sparse distributions -------------------------------------------------
 
 
-cdef double next_difference(const Support *p, const Support *q, Py_ssize_t i,
+cdef double next_difference(const Support *p, const Support *q, double factor, Py_ssize_t i,
                             Py_ssize_t *place) noexcept nogil:
-    """p - q at entry i of p; `place` walks along q. Both ascend."""
     cdef int64_t token = p.ids[i]
     while place[0] < q.count and q.ids[place[0]] < token:
         place[0] += 1
     if place[0] < q.count and q.ids[place[0]] == token:
-        return p.weights[i] - q.weights[place[0]]
-    return p.weights[i]
+        return factor * p.weights[i] - q.weights[place[0]]
+    return factor * p.weights[i]
 
 
 cdef int64_t draw_difference(const Support *p, const Support *q, double u) noexcept nogil:
@@ -143,14 +142,14 @@ cdef int64_t draw_difference(const Support *p, const Support *q, double u) noexc
     cdef double total = 0.0, cumulative = 0.0, difference
     cdef Py_ssize_t i, place = 0
     for i in range(p.count):
-        difference = next_difference(p, q, i, &place)
+        difference = next_difference(p, q, 1.0, i, &place)
         if difference > 0.0:
             total += difference
     if total == 0.0:
         return p.ids[draw_place(p.weights, p.count, u)]
     place = 0
     for i in range(p.count):
-        difference = next_difference(p, q, i, &place)
+        difference = next_difference(p, q, 1.0, i, &place)
         if difference > 0.0:
             cumulative += difference
             if cumulative / total > u:
@@ -165,14 +164,14 @@ cdef tuple difference_arrays(const Support *p, const Support *q):
     cdef int64_t *to
     cdef double *to_weights
     for i in range(p.count):
-        count += next_difference(p, q, i, &place) > 0.0
+        count += next_difference(p, q, 1.0, i, &place) > 0.0
     ids = new_ids(count)
     weights = new_doubles(count)
     to = ids_of(ids)
     to_weights = doubles(weights)
     place = 0
     for i in range(p.count):
-        difference = next_difference(p, q, i, &place)
+        difference = next_difference(p, q, 1.0, i, &place)
         if difference > 0.0:
             to[at] = p.ids[i]
             to_weights[at] = difference

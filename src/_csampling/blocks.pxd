@@ -2,6 +2,7 @@ from cpython.ref cimport PyObject
 from libc.stdint cimport int64_t
 
 from mtplx._csampling.arrays cimport Row
+from mtplx._csampling.dispatch cimport scaling
 from mtplx._csampling.streams cimport Stream
 from mtplx._csampling.views cimport Failure, Settings, View, Workspace, problem
 
@@ -59,6 +60,17 @@ cdef struct Parameters:
     double alpha
     deferral deferred
 
+cdef dict DEFERRALS   # by their names
+
+# r of the cascade: a token is deferred where the probability that is asked about is below this bound.
+cdef inline double deferral_bound(deferral by, double top, double alpha) noexcept nogil:
+    return top * (1.0 - alpha) if by == BY_TARGET_RATIO else top - alpha
+
+# The sum of a streamed row, kept where a rule comes back to it.
+cdef struct KeptSum:
+    scaling scaled
+    double total           # 0: none
+
 cdef struct Block:
     rule_code rule
     Parameters parameters
@@ -77,6 +89,7 @@ cdef struct Block:
     int64_t *out                 # drafts + 1
     double *probabilities        # drafts
     double *coins                # drafts; under BLOCK_RULE, else NULL
+    KeptSum *sums                # drafts of the target, then of the draft, under BLOCK_RULE from logits; or NULL
     Py_ssize_t emitted
     Py_ssize_t accepted
     Py_ssize_t tested

@@ -24,9 +24,13 @@ from mtplx._csampling.views cimport (
     Settings,
     View,
     Workspace,
+    STREAMED,
     problem,
     resolve,
+    stream_again,
 )
+
+DEFERRALS = {"tokenv1": BY_DRAFT, "tokenv2": BY_TARGET, "tokenv3": BY_TARGET_RATIO}
 
 
 # ---- rows, as they are reached ---------------------------------------------------------------------
@@ -106,7 +110,7 @@ cdef problem open_target(Block *block, Workspace *space, Py_ssize_t i, View *vie
     if status != FINE:
         return status
     patch(&block.penalties, i, &logits)
-    return resolve_alone(&logits, &block.target_settings, space, 0, view)
+    return resolve_row(block, i, &logits, &block.target_settings, space, 0, view)
 
 
 cdef problem open_draft(Block *block, Workspace *space, Py_ssize_t i, const View *target, int64_t token,
@@ -128,16 +132,27 @@ cdef problem open_draft(Block *block, Workspace *space, Py_ssize_t i, const View
     status = open_logits(block, &block.draft, i, &logits)
     if status != FINE:
         return status
-    return resolve_alone(&logits, &block.draft_settings, space, 1, view)
+    return resolve_row(block, i, &logits, &block.draft_settings, space, 1, view)
 
 
-cdef problem resolve_alone(const Row *logits, const Settings *settings, Workspace *space, int slot,
-                           View *view) noexcept nogil:
+cdef problem resolve_row(Block *block, Py_ssize_t i, const Row *logits, const Settings *settings,
+                         Workspace *space, int slot, View *view) noexcept nogil:
     """Rows of a sequence may differ in length: whether top-k is off is a question of each."""
     cdef Settings own = settings[0]
+    cdef KeptSum *kept = NULL
+    cdef problem status
+    if block.sums is not NULL and i < block.drafts:
+        kept = block.sums + slot * block.drafts + i
+        if kept.total > 0.0:
+            stream_again(logits, &kept.scaled, kept.total, view)
+            return FINE
     if own.k >= logits.n:
         own.k = 0
-    return resolve(logits, &own, space, slot, view)
+    status = resolve(logits, &own, space, slot, view)
+    if status == FINE and kept is not NULL and view.mode == STREAMED:
+        kept.scaled = view.scaled
+        kept.total = view.total
+    return status
 
 
 cdef problem open_logits(Block *block, const Side *side, Py_ssize_t i, Row *logits) noexcept nogil:

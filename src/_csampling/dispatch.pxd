@@ -104,6 +104,7 @@ cdef enum certificate:
     CORRECTION_DRAW       # a draw from the residual: the same
     ACCEPT_TEST           # a coin against a ratio of rough probabilities: exact sums taken
     ROUGH_DRAW            # a draw from softmaxes by float32 terms: float64 exponentials taken
+    ONE_PASS_DRAW         # a draw from softmaxes over rough sums: exponentials taken again over exact ones
     KEEP_TEST             # a coin against h of the block rule: the residual's mass summed by ascending id
     TYPICAL_THRESHOLD     # p(x) against the threshold of typical acceptance: the entropy as it is defined
     CASCADE_DISTANCE      # max q against max p - alpha TV: the distance as it is defined

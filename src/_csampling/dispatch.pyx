@@ -16,6 +16,7 @@ cdef dict NAMES = {
     "correction_draw": CORRECTION_DRAW,
     "accept_test": ACCEPT_TEST,
     "rough_draw": ROUGH_DRAW,
+    "one_pass_draw": ONE_PASS_DRAW,
     "keep_test": KEEP_TEST,
     "typical_threshold": TYPICAL_THRESHOLD,
     "cascade_distance": CASCADE_DISTANCE,

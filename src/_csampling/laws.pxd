@@ -1,8 +1,13 @@
 cimport numpy as cnp
 
+from mtplx._csampling.arrays cimport Row
+
 # The entropy in nats of finite weights >= 0 with this finite sum, which is at least TINY_TOTAL.
 cdef double TINY_TOTAL
-cdef double entropy_of(const double *weights, Py_ssize_t n, double total) noexcept nogil
+cdef double entropy_of(const Row *weights, double total) noexcept nogil
+
+# Of an entropy and of the reference's together.
+cdef double ENTROPY_ERROR
 
 # The same with the bits of the reference.
 cdef double entropy_as_defined(const double *weights, Py_ssize_t n) except -1.0

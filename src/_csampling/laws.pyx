@@ -10,8 +10,16 @@ from libc.stdlib cimport free
 from libc.string cimport memcpy, memset
 
 from mtplx._csampling.acceptance cimport difference_arrays
-from mtplx._csampling.arrays cimport F64, Row, bad_probabilities, doubles, new_doubles, open_row
-from mtplx._csampling.dispatch cimport BLOCK, running, table
+from mtplx._csampling.arrays cimport (
+    F64,
+    Row,
+    bad_probabilities,
+    doubles,
+    new_doubles,
+    open_row,
+    probs_piece,
+)
+from mtplx._csampling.dispatch cimport BLOCK, CHUNK, running, table
 from mtplx._csampling.distributions cimport SparseDistributionBase, Support, ascending_copy, dense_array
 from mtplx._csampling.draws cimport new_sums
 from mtplx._csampling.mass cimport OVERFLOW_SCALE, ROW_FINE, weigh_row, widen_into
@@ -20,6 +28,7 @@ cnp.import_array()
 
 # Rows with a smaller sum are raised by a power of two first: their entries may be subnormal.
 TINY_TOTAL = 2.0 ** -60
+ENTROPY_ERROR = 2e-12
 cdef double RAISE = 2.0 ** 512
 
 
@@ -198,24 +207,35 @@ def distribution_entropy(distribution):
     """
     cdef double total
     cdef cnp.ndarray weights
+    cdef Row row
     if isinstance(distribution, SparseDistributionBase):
         distribution = distribution.probs
     weights = open_law(distribution, "distribution", &total)
     if total < TINY_TOTAL:
         return distribution_entropy(np.asarray(weights) * RAISE)
-    return entropy_of(doubles(weights), cnp.PyArray_DIM(weights, 0), total)
+    row.data = <const char *>doubles(weights)
+    row.n = cnp.PyArray_DIM(weights, 0)
+    row.kind = F64
+    row.patches = 0
+    return entropy_of(&row, total)
 
 
-cdef double entropy_of(const double *weights, Py_ssize_t n, double total) noexcept nogil:
+cdef double entropy_of(const Row *weights, double total) noexcept nogil:
     # -sum p log p with p = w/S is log S - (sum w log w)/S. A power of two brings S near 1 first.
+    cdef double buffer[CHUNK]
+    cdef const double *piece
     cdef running sums
+    cdef Py_ssize_t start = 0, length
     cdef double scale, entropy
     cdef int exponent
     frexp(total, &exponent)
     scale = ldexp(1.0, min(max(-exponent, -1022), 1022))
     total *= scale
     memset(&sums, 0, sizeof(sums))
-    table.sum_p_log_p(weights, n, scale, &sums)
+    while start < weights.n:
+        length = probs_piece(weights, start, weights.n, buffer, &piece)
+        table.sum_p_log_p(piece, length, scale, &sums)
+        start += length
     entropy = -table.total(&sums) / total
     memset(&sums, 0, sizeof(sums))
     table.sum_p_log_p(&total, 1, 1.0, &sums)

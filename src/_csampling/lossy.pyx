@@ -14,6 +14,7 @@ from libc.math cimport INFINITY, fabs
 
 from mtplx._csampling.acceptance cimport one_probability, require_same_length
 from mtplx._csampling.arrays cimport Row, doubles, new_doubles, open_row
+from mtplx._csampling.blocks cimport BY_DRAFT, DEFERRALS, deferral, deferral_bound
 from mtplx._csampling.dispatch cimport CASCADE_DISTANCE, TYPICAL_THRESHOLD, count_fallback
 from mtplx._csampling.distributions cimport (
     SparseDistributionBase,
@@ -23,16 +24,14 @@ from mtplx._csampling.distributions cimport (
     normalise,
     require_support,
 )
-from mtplx._csampling.laws cimport distance_as_defined, entropy_as_defined, open_law
+from mtplx._csampling.laws cimport ENTROPY_ERROR, distance_as_defined, entropy_as_defined, open_law
 from mtplx._csampling.mass cimport widen_into
 
 from mtplx._csampling.laws import distribution_entropy, total_variation
 
 cnp.import_array()
 
-cdef double ENTROPY_ERROR = 2e-12   # of an entropy and of the reference's together
 cdef double DISTANCE_ERROR = 2e-12  # of a distance, relative to its size or to 1
-cdef tuple DEFERRALS = ("tokenv1", "tokenv2", "tokenv3")
 
 
 # ---- typical ---------------------------------------------------------------------------------------
@@ -133,18 +132,10 @@ cdef double tolerance_of(object alpha) except? -1.0:
     return alpha
 
 
-cdef int deferral_of(object rule) except -1:
+cdef deferral deferral_of(object rule) except *:
     if rule not in DEFERRALS:
         raise ValueError(f"unknown cascade rule {rule!r}; known are {', '.join(map(repr, DEFERRALS))}")
-    return DEFERRALS.index(rule)
-
-
-cdef inline bint defers(int deferral, double p, double q, double top, double alpha) noexcept nogil:
-    if deferral == 0:
-        return q < top - alpha
-    if deferral == 1:
-        return p < top - alpha
-    return p < top * (1.0 - alpha)
+    return DEFERRALS[rule]
 
 
 cdef double largest(object distribution, str name) except -1.0:
@@ -225,11 +216,12 @@ def cascade_token_deferral(p, q, token_id, *, alpha, rule):
     True
     """
     cdef double tolerance = tolerance_of(alpha), p_token, q_token
-    cdef int deferral = deferral_of(rule)
+    cdef deferral by = deferral_of(rule)
     token = operator.index(token_id)
     p_token = one_probability(p, token, "target_p")
     q_token = one_probability(q, token, "draft_q")
-    return bool(defers(deferral, p_token, q_token, largest(p, "target_p"), tolerance))
+    bound = deferral_bound(by, largest(p, "target_p"), tolerance)
+    return (q_token if by == BY_DRAFT else p_token) < bound
 
 
 def cascade_token_target_distribution(p, q, *, alpha, rule):
@@ -264,19 +256,19 @@ def cascade_token_target_distribution(p, q, *, alpha, rule):
     >>> cascade_token_target_distribution([0.5, 0.25, 0.25], [0.0, 0.5, 0.5], alpha=0.125, rule="tokenv2")
     array([0.5 , 0.25, 0.25])
     """
-    cdef double tolerance = tolerance_of(alpha), top, total
-    cdef int deferral = deferral_of(rule)
+    cdef double tolerance = tolerance_of(alpha), bound, total
+    cdef deferral by = deferral_of(rule)
     cdef cnp.ndarray target, draft, result
     cdef Py_ssize_t n
-    top = largest(p, "target_p")
+    bound = deferral_bound(by, largest(p, "target_p"), tolerance)
     if isinstance(p, SparseDistributionBase) and isinstance(q, SparseDistributionBase):
-        return sparse_target(p, q, deferral, top, tolerance)
+        return sparse_target(p, q, by == BY_DRAFT, bound)
     draft = draft_weights(q)
     require_same_length(p, q)
     target = open_law(p, "target_p", &total, False)
     n = cnp.PyArray_DIM(target, 0)
     result = new_doubles(n)
-    cascade_into(doubles(target), doubles(draft), n, deferral, top, tolerance, doubles(result))
+    cascade_into(doubles(target), doubles(draft), n, by == BY_DRAFT, bound, doubles(result))
     if normalise(doubles(result), n) > 0.0:
         return result
     result[:] = target
@@ -299,28 +291,29 @@ cdef cnp.ndarray draft_weights(object draft_q):
     return weights
 
 
-cdef void cascade_into(const double *p, const double *q, Py_ssize_t n, int deferral, double top, double alpha,
+cdef void cascade_into(const double *p, const double *q, Py_ssize_t n, bint by_draft, double bound,
                        double *out) noexcept nogil:
     """pi, undivided; entries that are not finite count as 0."""
+    cdef const double *compared = q if by_draft else p
     cdef Py_ssize_t i
     cdef double mass = 0.0
     for i in range(n):
-        if defers(deferral, p[i], q[i], top, alpha):
+        if compared[i] < bound:
             mass += q[i]
     for i in range(n):
-        out[i] = (0.0 if defers(deferral, p[i], q[i], top, alpha) else q[i]) + p[i] * mass
+        out[i] = (0.0 if compared[i] < bound else q[i]) + p[i] * mass
         if not out[i] < INFINITY:
             out[i] = 0.0
 
 
-cdef object sparse_target(object target_p, object draft_q, int deferral, double top, double alpha):
+cdef object sparse_target(object target_p, object draft_q, bint by_draft, double bound):
     cdef cnp.ndarray ids, p, q, out
     target, draft = ascending_copy(target_p), ascending_copy(draft_q)
     ids = np.union1d(target.token_ids, draft.token_ids)
     p, q, out = (np.zeros(len(ids)) for _ in range(3))
     p[np.searchsorted(ids, target.token_ids)] = target.probs
     q[np.searchsorted(ids, draft.token_ids)] = draft.probs
-    cascade_into(doubles(p), doubles(q), len(ids), deferral, top, alpha, doubles(out))
+    cascade_into(doubles(p), doubles(q), len(ids), by_draft, bound, doubles(out))
     support = np.flatnonzero(np.asarray(out))
     if not support.size:
         return target_p

@@ -1,7 +1,7 @@
 """The acceptance rules of a block: what is kept, and what comes in its place.
 
 Design: each rule is one function over a `Block`, whose rows it opens as it reaches them; none needs the
-GIL. Two kinds of decision are taken by sums in another order than the definition's, with a proof or again:
+GIL. Three kinds of decision are taken by sums in another order than the definition's, with a proof or again:
 
 - *The exact rule from logits* compares u with a ratio r of two probabilities whose sums are rough
   (`selection.rough_error`). With relative errors s and t, the true ratio is within (s + t)(1 + 2^-20) of
@@ -11,24 +11,27 @@ GIL. Two kinds of decision are taken by sums in another order than the definitio
   then block by block) within (n/256 + 20) 2^-53. h grows with R, by at most the same relative amount, and
   rounds three times on either side. Where u is within (1.0625 n + 64) 2^-53 of h, R is summed one by one.
 - *Typical acceptance* compares p(x) with min(eps, delta exp(-H)). Both entropies are within 1e-12 of the
-  true one, so exp(-H) is known to 2.1e-12. Where that does not decide, H is computed as it is defined.
+  true one, so exp(-H) is known to 2.1e-12. Where that does not decide, H is computed as it is defined. A
+  row of logits needs its entropy only for p(x) between the least threshold, that of H = log n, and eps.
+
+Of rows of logits nothing is written down: what is summed up is computed a CHUNK at a time.
 
 The cascade's deferred mass is reported (as part of an accept probability), so it is always summed by
 ascending id, one by one.
 """
 
+cimport numpy as cnp
 from cpython.ref cimport Py_INCREF
-from libc.math cimport INFINITY, exp, isfinite
-from libc.stdint cimport int64_t
+from libc.math cimport INFINITY, exp, isfinite, log
+from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport free, malloc
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 
 from mtplx._csampling.acceptance cimport acceptance
-from mtplx._csampling.arrays cimport F64, Row, element
+from mtplx._csampling.arrays cimport F64, Row, doubles, element, logit, new_doubles
 from mtplx._csampling.blocks cimport (
     BLOCK_RULE,
     BY_DRAFT,
-    BY_TARGET_RATIO,
     CASCADE,
     GREEDY,
     MATCH,
@@ -36,6 +39,7 @@ from mtplx._csampling.blocks cimport (
     Block,
     Parameters,
     count_draft,
+    deferral_bound,
     discount_draft,
     open_draft,
     open_target,
@@ -52,16 +56,19 @@ from mtplx._csampling.dispatch cimport (
     table,
 )
 from mtplx._csampling.distributions cimport Support, find
-from mtplx._csampling.draws cimport Weights, draw, draw_place, weigh, weigh_scaled, weights_piece
-from mtplx._csampling.laws cimport TINY_TOTAL, entropy_as_defined, entropy_of
-from mtplx._csampling.mass cimport ROW_BAD, ROW_FINE, weigh_row, widen_into
-from mtplx._csampling.softmax cimport exponentials
+from mtplx._csampling.draws cimport draw_place
+from mtplx._csampling.laws cimport ENTROPY_ERROR, TINY_TOTAL, entropy_as_defined, entropy_of
+from mtplx._csampling.mass cimport ROW_BAD, ROW_FINE, weigh_row
+from mtplx._csampling.selection cimport weigh_one
+from mtplx._csampling.softmax cimport largest_logit
 from mtplx._csampling.streams cimport BONUS_LANE, CORRECTION_LANE, next_uniform
 from mtplx._csampling.views cimport (
+    ABOVE_DEFERRED,
     BAD_ID,
     BAD_LENGTH,
     BAD_ROW,
     DENSE,
+    EMITTED,
     FINE,
     NO_ROOM,
     NOT_DRAWABLE,
@@ -69,22 +76,27 @@ from mtplx._csampling.views cimport (
     RAISED,
     SPARSE,
     STREAMED,
+    WHOLE,
     WITHOUT_MASS,
+    Correction,
     Failure,
-    Prepared,
     View,
     Workspace,
     ascend,
-    dense_room,
+    correction_part,
     draw_correction,
     draw_token,
+    is_support,
     largest_token,
     make_exact,
+    open_correction,
     prepare_correction,
+    probabilities_of,
     probability,
     problem,
-    sums_room,
-    write_dense,
+    sequential_sum,
+    sum_up,
+    terms_of,
 )
 
 cdef double UNIT = 2.0 ** -53
@@ -92,10 +104,8 @@ cdef double ONE = 1.0
 
 
 cdef problem run(Block *block, Workspace *space) noexcept nogil:
-    if block.rule == GREEDY:
-        return run_greedy(block, space)
-    if block.rule == MATCH:
-        return run_match(block, space)
+    if block.rule == GREEDY or block.rule == MATCH:
+        return run_by_token(block, space)
     if block.rule == BLOCK_RULE:
         return run_block(block, space)
     if block.rule == TYPICAL:
@@ -178,44 +188,22 @@ cdef problem emit_bonus(Block *block, Workspace *space) noexcept nogil:
         return FINE
     status = open_target(block, space, block.drafts, &target)
     if status == FINE:
-        if block.rule == GREEDY:
-            status = largest_token(&target, block.out + block.emitted)
-        else:
-            status = draw_token(&target, space, &block.stream, BONUS_LANE, block.out + block.emitted)
+        status = token_of(block, space, &target, BONUS_LANE, block.out + block.emitted)
     block.emitted += 1
     return status
 
 
-cdef problem as_row(View *view, Workspace *space, int slot) noexcept nogil:
-    cdef double *dense
-    if view.mode != STREAMED:
-        return FINE if write_dense(view, space, slot) else NO_ROOM
-    dense = dense_room(space, slot, view.n)
-    if dense is NULL:
-        return NO_ROOM
-    view.total = exponentials(&view.row, &view.scaled, dense)
-    table.divide_f64(dense, view.n, view.total, dense)
-    view.mode = DENSE
-    view.row.data = <const char *>dense
-    view.row.kind = F64
-    view.row.patches = 0
-    view.tolerance = 0.0
-    return FINE
+cdef problem token_of(Block *block, Workspace *space, View *target, uint64_t lane,
+                      int64_t *token) noexcept nogil:
+    """A draw from a row of the target, or under GREEDY its most likely token."""
+    if block.rule == GREEDY:
+        return largest_token(target, token)
+    return draw_token(target, space, &block.stream, lane, token)
 
 
-cdef problem as_wide_row(View *view, Workspace *space, int slot) noexcept nogil:
-    """As `as_row`, in float64."""
-    cdef double *wide
-    cdef problem status = as_row(view, space, slot)
-    if status != FINE or view.row.kind == F64:
-        return status
-    wide = dense_room(space, slot, view.n)
-    if wide is NULL:
-        return NO_ROOM
-    widen_into(&view.row, wide)
-    view.row.data = <const char *>wide
-    view.row.kind = F64
-    return FINE
+cdef bint surely_zero(const View *view, int64_t token, double value) noexcept nogil:
+    """Whether a probability is 0 by any sum."""
+    return value == 0.0 and (view.mode != STREAMED or weigh_one(logit(&view.row, token), &view.scaled) == 0.0)
 
 
 # ---- exact, match, greedy --------------------------------------------------------------------------
@@ -223,7 +211,7 @@ cdef problem as_wide_row(View *view, Workspace *space, int slot) noexcept nogil:
 
 cdef problem run_exact(Block *block, Workspace *space) noexcept nogil:
     cdef View target, draft
-    cdef Prepared prepared
+    cdef Correction left
     cdef Failure *failure = &block.failure
     cdef problem status
     cdef Py_ssize_t i
@@ -239,7 +227,8 @@ cdef problem run_exact(Block *block, Workspace *space) noexcept nogil:
         band = (target.tolerance + draft.tolerance) * (1.0 + 2.0 ** -20)
         if band > 0.0 and (p < 1e-250 or q < 1e-250):
             # Too small to be compared relatively, or zero for one sum and not for another.
-            settle(&target, &draft, token, failure, &p, &q)
+            if not surely_zero(&target, token, p):
+                settle(&target, &draft, token, failure, &p, &q)
             band = 0.0
         status = require_drawable(block, token, p, q)
         if status != FINE:
@@ -248,7 +237,7 @@ cdef problem run_exact(Block *block, Workspace *space) noexcept nogil:
         ready = accept_probability == 0.0
         if ready:
             # Rejected whatever the coin shows: what can fail, fails before the coin.
-            status = prepare_correction(&target, &draft, space, &prepared)
+            status = prepare_correction(&target, &draft, space, &left)
             if status != FINE:
                 return status
         u = next_uniform(&block.stream, i)
@@ -264,47 +253,30 @@ cdef problem run_exact(Block *block, Workspace *space) noexcept nogil:
             keep(block, i, token)
             continue
         if not ready:
-            status = prepare_correction(&target, &draft, space, &prepared)
+            status = prepare_correction(&target, &draft, space, &left)
             if status != FINE:
                 return status
-        block.out[i] = draw_correction(&prepared, next_uniform(&block.stream, CORRECTION_LANE))
+        block.out[i] = draw_correction(&left, next_uniform(&block.stream, CORRECTION_LANE))
         block.emitted = i + 1
         return FINE
     return emit_bonus(block, space)
 
 
-cdef problem run_match(Block *block, Workspace *space) noexcept nogil:
+cdef problem run_by_token(Block *block, Workspace *space) noexcept nogil:
+    """Drafts are kept while each is the token that its row gives: drawn, or the most likely one."""
     cdef View target
     cdef problem status
     cdef Py_ssize_t i
-    cdef int64_t token, drawn
+    cdef int64_t token, wanted
     cdef double p
     for i in range(block.drafts):
         status = reach_target(block, space, i, &token, &target, &p)
         if status == FINE:
-            status = draw_token(&target, space, &block.stream, i, &drawn)
+            status = token_of(block, space, &target, i, &wanted)
         if status != FINE:
             return status
-        block.probabilities[i] = p
-        if not test_by_token(block, i, token, drawn):
-            return FINE
-    return emit_bonus(block, space)
-
-
-cdef problem run_greedy(Block *block, Workspace *space) noexcept nogil:
-    cdef View target
-    cdef problem status
-    cdef Py_ssize_t i
-    cdef int64_t token, best
-    cdef double p
-    for i in range(block.drafts):
-        status = reach_target(block, space, i, &token, &target, &p)
-        if status == FINE:
-            status = largest_token(&target, &best)
-        if status != FINE:
-            return status
-        block.probabilities[i] = 1.0 if best == token else 0.0
-        if not test_by_token(block, i, token, best):
+        block.probabilities[i] = p if block.rule == MATCH else 1.0 if wanted == token else 0.0
+        if not test_by_token(block, i, token, wanted):
             return FINE
     return emit_bonus(block, space)
 
@@ -323,114 +295,26 @@ cdef bint test_by_token(Block *block, Py_ssize_t i, int64_t token, int64_t wante
 # ---- block -----------------------------------------------------------------------------------------
 
 
-cdef problem leave_over(View *target, View *draft, Workspace *space, double factor,
-                        LeftOver *left) noexcept nogil:
-    cdef Py_ssize_t i, place = 0
-    cdef double difference
-    cdef double *sums
-    cdef problem status
-    left.factor = factor
-    left.sparse = (target.mode == SPARSE or target.mode == POINT) and (
-        draft.mode == SPARSE or draft.mode == POINT)
-    if left.sparse:
-        if not (ascend(target, space, 0) and ascend(draft, space, 1)):
-            return NO_ROOM
-        left.p = target.support
-        left.q = draft.support
-        left.mass = 0.0
-        left.positive = False
-        for i in range(left.p.count):
-            difference = scaled_difference(left, i, &place)
-            if difference > 0.0:
-                left.mass += difference
-                left.positive = True
-        return FINE
-    status = as_row(target, space, 0)
-    if status == FINE:
-        status = as_row(draft, space, 1)
-    if status != FINE:
-        return status
-    sums = sums_room(space, target.n)
-    if sums is NULL:
-        return NO_ROOM
-    left.positive = weigh_scaled(&left.weights, &target.row, &draft.row, factor, 1.0, NULL, 0, sums)
-    left.mass = left.weights.total if left.positive else 0.0
-    return FINE
-
-
-cdef double scaled_difference(const LeftOver *left, Py_ssize_t i, Py_ssize_t *place) noexcept nogil:
-    cdef int64_t token = left.p.ids[i]
-    cdef double q = 0.0
-    while place[0] < left.q.count and left.q.ids[place[0]] < token:
-        place[0] += 1
-    if place[0] < left.q.count and left.q.ids[place[0]] == token:
-        q = left.q.weights[place[0]]
-    return left.factor * left.p.weights[i] - q
-
-
-cdef double sequential_mass(const LeftOver *left) noexcept nogil:
-    cdef double buffer[CHUNK]
-    cdef double other[CHUNK]
-    cdef const double *piece
-    cdef Weights weights
-    cdef Py_ssize_t start = 0, length, i
-    cdef double mass = 0.0
-    if left.sparse or not left.positive:
-        return left.mass
-    weights = left.weights
-    weights.scale = 1.0
-    while start < weights.p.n:
-        length = weights_piece(&weights, start, buffer, other, &piece)
-        for i in range(length):
-            mass += piece[i]
-        start += length
-    return mass
-
-
-cdef bint keeps_prefix(const LeftOver *left, double prefix, double u) noexcept nogil:
+cdef bint keeps_prefix(const Correction *left, double prefix, double u) noexcept nogil:
     """Whether ``u <= h and h > 0``, h that of the prefix with these rows behind it."""
-    cdef double error, h
-    if not left.sparse and left.positive:
-        if left.weights.p.n > BLOCK and left.mass < 1e300 and left.weights.scale == 1.0:
-            error = (1.0625 * left.weights.p.n + 64.0) * UNIT
-            h = keep_probability(left.mass, prefix)
+    cdef double error, h, mass = left.total
+    if not left.sparse and mass > 0.0:
+        if left.p.n > BLOCK and mass < 1e300 and left.scale == 1.0:
+            error = (1.0625 * left.p.n + 64.0) * UNIT
+            h = keep_probability(mass, prefix)
             if u < h * (1.0 - error):
                 return True
             if u > h * (1.0 + error):
                 return False
             count_fallback(KEEP_TEST)
-        h = keep_probability(sequential_mass(left), prefix)
-    else:
-        h = keep_probability(left.mass, prefix)
+        mass = unscaled_mass(left[0])
+    h = keep_probability(mass, prefix)
     return u <= h and h > 0.0
 
 
-cdef problem draw_left_over(Block *block, View *target, Workspace *space, LeftOver *left,
-                            int64_t *token) noexcept nogil:
-    """A token from what is left over; from the target's own weights where that is nothing."""
-    cdef Weights weights
-    cdef double u, cumulative = 0.0, difference
-    cdef Py_ssize_t i, place = 0
-    if left.sparse:
-        u = next_uniform(&block.stream, CORRECTION_LANE)
-        if not left.positive:
-            token[0] = left.p.ids[draw_place(left.p.weights, left.p.count, u)]
-            return FINE
-        for i in range(left.p.count):
-            difference = scaled_difference(left, i, &place)
-            if difference > 0.0:
-                cumulative += difference
-                if cumulative / left.mass > u:
-                    token[0] = left.p.ids[i]
-                    break
-        return FINE
-    if left.positive:
-        token[0] = draw(&left.weights, next_uniform(&block.stream, CORRECTION_LANE))
-        return FINE
-    if not weigh(&weights, &target.row, NULL, True, space.sums):
-        return WITHOUT_MASS
-    token[0] = draw(&weights, next_uniform(&block.stream, CORRECTION_LANE))
-    return FINE
+cdef double unscaled_mass(Correction left) noexcept nogil:
+    left.scale = 1.0
+    return sequential_sum(&left)
 
 
 cdef bint has_mass(const View *target) noexcept nogil:
@@ -446,8 +330,7 @@ cdef bint has_mass(const View *target) noexcept nogil:
 
 cdef problem run_block(Block *block, Workspace *space) noexcept nogil:
     cdef View target, draft
-    cdef LeftOver left
-    cdef Prepared prepared
+    cdef Correction left
     cdef Failure *failure = &block.failure
     cdef Py_ssize_t K = block.drafts, i, length, counted = 0
     cdef double p, q, before = 1.0, prefix, u
@@ -469,7 +352,7 @@ cdef problem run_block(Block *block, Workspace *space) noexcept nogil:
         prefix = prefix_acceptance(before, p, q)
         if prefix == 0.0 and before == 1.0 and not has_mass(&target):
             # The correction may be drawn from here: what can fail, fails before the coins.
-            status = prepare_correction(&target, &draft, space, &prepared)
+            status = prepare_correction(&target, &draft, space, &left)
             if status != FINE:
                 return status
         block.probabilities[i] = prefix
@@ -497,15 +380,30 @@ cdef problem run_block(Block *block, Workspace *space) noexcept nogil:
         if status == FINE:
             status = open_draft(block, space, length, &target, block.out[length], &draft)
         if status == FINE:
-            status = leave_over(&target, &draft, space, prefix, &left)
+            status = require_same_length(&target, &draft, failure)
+        if status == FINE:
+            status = open_correction(&target, &draft, prefix, space, &left)
         if status != FINE:
             return status
+        if not left.summed and not sum_up(&left):
+            left.total = 0.0
         if length and not keeps_prefix(&left, prefix, u):
             continue
         block.accepted = length
         block.emitted = length + 1
-        return draw_left_over(block, &target, space, &left, block.out + length)
+        return draw_left_over(block, &left, block.out + length)
     return FINE  # not reached: the empty prefix is always kept
+
+
+cdef problem draw_left_over(Block *block, Correction *left, int64_t *token) noexcept nogil:
+    """A token from what is left over; from the target's own weights where that is nothing."""
+    if left.total == 0.0 and not left.sparse:
+        left.part = WHOLE
+        if not sum_up(left):
+            return WITHOUT_MASS
+    left.summed = True
+    token[0] = draw_correction(left, next_uniform(&block.stream, CORRECTION_LANE))
+    return FINE
 
 
 # ---- typical ---------------------------------------------------------------------------------------
@@ -522,12 +420,10 @@ cdef problem run_typical(Block *block, Workspace *space) noexcept nogil:
         status = read_token(block, i, &token)
         if status == FINE:
             status = open_target(block, space, i, &target)
-        if status == FINE and target.mode == STREAMED:
-            status = as_row(&target, space, 0)
         if status == FINE:
             status = probability(&target, token, &block.failure, &p)
         if status == FINE:
-            status = keeps_typically(&target, p, &block.parameters, space, &block.failure, &kept)
+            status = keeps_typically(&target, p, block, &kept)
         if status != FINE:
             return status
         block.probabilities[i] = 1.0 if kept else 0.0
@@ -544,44 +440,83 @@ cdef inline double threshold_at(double entropy, const Parameters *parameters) no
     return threshold if threshold < parameters.eps else parameters.eps
 
 
-cdef problem keeps_typically(View *target, double p, const Parameters *parameters, Workspace *space,
-                             Failure *failure, bint *kept) noexcept nogil:
-    cdef const double *weights = &ONE
-    cdef Py_ssize_t count = 1, i
-    cdef double total = 1.0, entropy
-    cdef problem status
-    if target.mode == SPARSE:
-        weights = target.support.weights
-        count = target.support.count
-        total = 0.0
-        for i in range(count):
-            total += weights[i]
+cdef problem keeps_typically(View *target, double p, Block *block, bint *kept) noexcept nogil:
+    cdef const Parameters *parameters = &block.parameters
+    cdef double total = 1.0, entropy = 0.0, least
+    cdef Row row
+    cdef Py_ssize_t i
+    cdef bint known = True
+    if target.mode == STREAMED:
+        if target.tolerance > 0.0 and p >= 1e-250:
+            if p > parameters.eps * (1.0 + 2.0 * target.tolerance):
+                kept[0] = True
+                return FINE
+            least = parameters.delta / target.n
+            if p < (1.0 - 2.0 ** -30 - 2.0 * target.tolerance) * min(least, parameters.eps):
+                kept[0] = False
+                return FINE
+        entropy = streamed_entropy(target)
+        probability(target, block.failure.token, &block.failure, &p)
     elif target.mode != POINT:
-        status = as_wide_row(target, space, 0)
-        if status != FINE:
-            return status
-        if weigh_row(&target.row, &total) != ROW_FINE:
-            return BAD_ROW
-        weights = <const double *>target.row.data
-        count = target.n
-    if isfinite(total) and total >= TINY_TOTAL:
-        entropy = entropy_of(weights, count, total)
+        if target.mode == SPARSE:
+            row.data = <const char *>target.support.weights
+            row.n = target.support.count
+            row.kind = F64
+            row.patches = 0
+            total = 0.0
+            for i in range(row.n):
+                total += target.support.weights[i]
+        else:
+            row = target.row
+            if weigh_row(&row, &total) != ROW_FINE:
+                return BAD_ROW
+        known = isfinite(total) and total >= TINY_TOTAL
+        if known:
+            entropy = entropy_of(&row, total)
+    if known:
         kept[0] = p > threshold_at(entropy - ENTROPY_ERROR, parameters) * (1.0 + 2.0 ** -50)
         if kept[0] == (p > threshold_at(entropy + ENTROPY_ERROR, parameters) * (1.0 - 2.0 ** -50)):
             return FINE
     count_fallback(TYPICAL_THRESHOLD)
     with gil:
-        return keeps_as_defined(weights, count, p, parameters, failure, kept)
+        return keeps_as_defined(target, p, parameters, &block.failure, kept)
 
 
-# Of an entropy and of the reference's together.
-cdef double ENTROPY_ERROR = 2e-12
+cdef double streamed_entropy(View *target) noexcept nogil:
+    """log S - (sum e log e) / S of the exponentials, whose sum S becomes exact; all of it adds up."""
+    cdef double buffer[CHUNK]
+    cdef const double *terms
+    cdef running total, sum
+    cdef Py_ssize_t start = 0, length
+    memset(&total, 0, sizeof(running))
+    memset(&sum, 0, sizeof(running))
+    while start < target.n:
+        length = terms_of(target, start, buffer, &terms, &total)
+        table.sum_p_log_p(terms, length, 1.0, &sum)
+        start += length
+    target.total = table.total(&total)
+    target.tolerance = 0.0
+    return log(target.total) - table.total(&sum) / target.total
 
 
-cdef problem keeps_as_defined(const double *weights, Py_ssize_t count, double p, const Parameters *parameters,
-                              Failure *failure, bint *kept) noexcept:
+cdef problem keeps_as_defined(const View *target, double p, const Parameters *parameters, Failure *failure,
+                              bint *kept) noexcept:
+    """By the entropy of the row in which it is defined: a support where any id may be asked for, else whole."""
+    cdef double buffer[CHUNK]
+    cdef const double *piece
+    cdef cnp.ndarray weights
+    cdef Py_ssize_t start = 0, length
     try:
-        kept[0] = p > threshold_at(entropy_as_defined(weights, count), parameters)
+        if target.mode == SPARSE and target.any_id:
+            kept[0] = p > threshold_at(entropy_as_defined(target.support.weights, target.support.count),
+                                       parameters)
+            return FINE
+        weights = new_doubles(target.n)
+        while start < target.n:
+            length = probabilities_of(target, start, buffer, &piece)
+            memcpy(doubles(weights) + start, piece, length * sizeof(double))
+            start += length
+        kept[0] = p > threshold_at(entropy_as_defined(doubles(weights), target.n), parameters)
         return FINE
     except BaseException as error:
         Py_INCREF(error)
@@ -592,35 +527,24 @@ cdef problem keeps_as_defined(const double *weights, Py_ssize_t count, double p,
 # ---- cascade ---------------------------------------------------------------------------------------
 
 
-cdef inline bint defers(double p, double q, double top, const Parameters *parameters) noexcept nogil:
-    """r of the cascade: whether a token falls short of the target's best by too much."""
-    return (q if parameters.deferred == BY_DRAFT else p) < deferral_bound(top, parameters)
-
-
-cdef inline double deferral_bound(double top, const Parameters *parameters) noexcept nogil:
-    if parameters.deferred == BY_TARGET_RATIO:
-        return top * (1.0 - parameters.alpha)
-    return top - parameters.alpha
-
-
 cdef problem run_cascade(Block *block, Workspace *space) noexcept nogil:
     cdef View target, draft
     cdef Failure *failure = &block.failure
     cdef problem status
     cdef Py_ssize_t i
     cdef int64_t token
-    cdef double p, q, top, mass, accept_probability
-    cdef bint deferred
+    cdef double p, q, top, bound, mass, accept_probability
+    cdef bint deferred, by_draft = block.parameters.deferred == BY_DRAFT
     for i in range(block.drafts):
         status = reach_pair(block, space, i, &token, &target, &draft, &p, &q)
         if status != FINE:
             return status
-        settle(&target, &draft, token, failure, &p, &q)
         failure.of_draft = False
-        status = largest_probability(&target, space, &top)
+        status = largest_probability(&target, &top)
         if status != FINE:
             return status
-        deferred = defers(p, q, top, &block.parameters)
+        bound = deferral_bound(block.parameters.deferred, top, block.parameters.alpha)
+        deferred = (q if by_draft else p) < bound
         status = require_same_length(&target, &draft, failure)
         if status == FINE:
             status = require_drawable(block, token, p, q)
@@ -636,7 +560,7 @@ cdef problem run_cascade(Block *block, Workspace *space) noexcept nogil:
             keep(block, i, token)
             continue
         failure.of_draft = True
-        status = deferred_mass(&target, &draft, space, top, block, &mass)
+        status = deferred_mass(&target, &draft, space, bound, block, &mass)
         if status != FINE:
             return status
         accept_probability = acceptance(p * mass, q)
@@ -645,101 +569,100 @@ cdef problem run_cascade(Block *block, Workspace *space) noexcept nogil:
             keep(block, i, token)
             continue
         block.emitted = i + 1
-        return draw_deferred(block, &target, &draft, space, top, mass, block.out + i)
+        return draw_deferred(block, &target, &draft, space, bound, mass, block.out + i)
     return emit_bonus(block, space)
 
 
-cdef problem largest_probability(View *target, Workspace *space, double *top) noexcept nogil:
+cdef problem largest_probability(View *target, double *top) noexcept nogil:
     """max p of a row that is a distribution."""
     cdef Py_ssize_t i
     cdef double total
-    cdef problem status
+    if target.mode == STREAMED:
+        top[0] = 1.0 / target.total
+        return FINE
     top[0] = 0.0
     if target.mode == POINT:
         top[0] = 1.0
-        return FINE
-    if target.mode == SPARSE:
+    elif target.mode == SPARSE:
         for i in range(target.support.count):
             top[0] = max(top[0], target.support.weights[i])
-        return FINE
-    status = as_wide_row(target, space, 0)
-    if status != FINE:
-        return status
-    if weigh_row(&target.row, &total) != ROW_FINE:
+    elif weigh_row(&target.row, &total) != ROW_FINE:
         return BAD_ROW
-    top[0] = table.max_f64(<const double *>target.row.data, target.n)
+    else:
+        top[0] = largest_logit(&target.row)
     return FINE
 
 
-cdef problem deferred_mass(View *target, View *draft, Workspace *space, double top, Block *block,
+cdef problem deferred_mass(View *target, View *draft, Workspace *space, double bound, Block *block,
                            double *mass) noexcept nogil:
-    """sum r q, by ascending id; afterwards both are supports that ascend, or both rows of float64."""
-    cdef const Parameters *parameters = &block.parameters
+    """sum r q, by ascending id; afterwards both supports ascend, where they are such."""
+    cdef double p_buffer[CHUNK]
+    cdef double q_buffer[CHUNK]
     cdef const double *p
     cdef const double *q
     cdef const double *compared
-    cdef double bound = deferral_bound(top, parameters), total
-    cdef Py_ssize_t i
-    cdef problem status
-    mass[0] = 0.0
-    if (target.mode == SPARSE or target.mode == POINT) and (draft.mode == SPARSE or draft.mode == POINT):
+    cdef const Support *support
+    cdef double total = 0.0
+    cdef Py_ssize_t start = 0, length, i
+    cdef bint by_draft = block.parameters.deferred == BY_DRAFT
+    if is_support(target) and is_support(draft):
         if not (ascend(target, space, 0) and ascend(draft, space, 1)):
             return NO_ROOM
-        for i in range(draft.support.count):
-            if defers(find(&target.support, True, draft.support.ids[i]), draft.support.weights[i], top,
-                      parameters):
-                mass[0] += draft.support.weights[i]
+        support = &draft.support
+        for i in range(support.count):
+            if (support.weights[i] if by_draft else find(&target.support, True, support.ids[i])) < bound:
+                total += support.weights[i]
+        mass[0] = total
         return FINE
-    status = as_wide_row(target, space, 0)
-    if status == FINE:
-        status = as_wide_row(draft, space, 1)
-    if status != FINE:
-        return status
-    p = <const double *>target.row.data
-    q = <const double *>draft.row.data
-    if weigh_row(&draft.row, &total) == ROW_BAD:
-        for i in range(target.n):
-            if not (q[i] >= 0.0 and q[i] < INFINITY):
+    if draft.mode == DENSE and weigh_row(&draft.row, &total) == ROW_BAD:
+        for i in range(draft.n):
+            total = element(&draft.row, i)
+            if not (total >= 0.0 and total < INFINITY):
                 block.failure.token = i
-                block.failure.value = q[i]
+                block.failure.value = total
                 return BAD_ROW
-    compared = q if parameters.deferred == BY_DRAFT else p
     total = 0.0
-    for i in range(target.n):
-        # Without a branch: which tokens are deferred cannot be foretold.
-        total += q[i] if compared[i] < bound else 0.0
+    while start < target.n:
+        length = probabilities_of(target, start, p_buffer, &p)
+        probabilities_of(draft, start, q_buffer, &q)
+        compared = q if by_draft else p
+        for i in range(length):
+            # Without a branch: which tokens are deferred cannot be foretold.
+            total += q[i] if compared[i] < bound else 0.0
+        start += length
     mass[0] = total
     return FINE
 
 
-cdef enum cascade_part:
-    LEFT      # (pi - q)+ = (p sum r q - r q)+, in which no digits are lost in q
-    EMITTED   # pi
-    TARGET    # p
-
-
-cdef inline double cascade_weight(cascade_part part, double p, double q, bint deferred,
+cdef inline double cascade_weight(correction_part part, double p, double q, bint deferred,
                                   double mass) noexcept nogil:
     cdef double weight = p
-    if part == LEFT:
+    if part == ABOVE_DEFERRED:
         weight = p * mass - (q if deferred else 0.0)
     elif part == EMITTED:
         weight = (0.0 if deferred else q) + p * mass
     return weight if weight > 0.0 and weight < INFINITY else 0.0
 
 
-cdef problem draw_deferred(Block *block, View *target, View *draft, Workspace *space, double top, double mass,
-                           int64_t *token) noexcept nogil:
-    """A token in place of a deferred draft: from the first part that has mass."""
+cdef inline correction_part next_part(correction_part part) noexcept nogil:
+    return EMITTED if part == ABOVE_DEFERRED else WHOLE
+
+
+cdef problem draw_deferred(Block *block, View *target, View *draft, Workspace *space, double bound,
+                           double mass, int64_t *token) noexcept nogil:
+    """A token in place of a deferred draft, from the first part that has mass.
+
+    These are (pi - q)+, in the form (p sum r q - r q)+ in which no digits are lost in q, then pi, then p.
+    """
     cdef int64_t *ids = NULL
     cdef double *out
     cdef double u
-    cdef Row row
-    cdef Weights weights
-    cdef double *sums
-    cdef int part
-    cdef Py_ssize_t i, count
-    if target.mode != DENSE:
+    cdef Correction left
+    cdef correction_part part = ABOVE_DEFERRED
+    cdef Py_ssize_t count
+    cdef bint by_draft = block.parameters.deferred == BY_DRAFT
+    cdef problem status
+    if is_support(target) and is_support(draft):
         count = target.support.count + draft.support.count
         ids = <int64_t *>malloc(count * sizeof(int64_t))
         out = <double *>malloc(count * sizeof(double))
@@ -747,77 +670,32 @@ cdef problem draw_deferred(Block *block, View *target, View *draft, Workspace *s
             free(ids)
             free(out)
             return NO_ROOM
-        for part in range(3):
-            count = merge_deferred(<cascade_part>part, block, target, draft, top, mass, ids, out)
-            if count:
-                break
+        count = merge_deferred(part, target, draft, bound, by_draft, mass, ids, out)
+        while count == 0 and part != WHOLE:
+            part = next_part(part)
+            count = merge_deferred(part, target, draft, bound, by_draft, mass, ids, out)
         u = next_uniform(&block.stream, CORRECTION_LANE)
         token[0] = ids[draw_place(out, count, u)]
         free(ids)
         free(out)
         return FINE
-    sums = sums_room(space, target.n)
-    out = dense_room(space, 1, target.n)  # the draft's own place where it has one: overwritten one by one
-    if sums is NULL or out is NULL:
-        return NO_ROOM
-    part = dense_part(block, target, draft, top, mass)
-    if part == LEFT:
-        write_left(block, target, draft, top, mass, out)
-    else:
-        for i in range(target.n):
-            out[i] = dense_weight(<cascade_part>part, block, target, draft, i, top, mass)
-    row.data = <const char *>out
-    row.n = target.n
-    row.kind = F64
-    row.patches = 0
-    if not weigh(&weights, &row, NULL, False, sums):
-        return WITHOUT_MASS
-    token[0] = draw(&weights, next_uniform(&block.stream, CORRECTION_LANE))
+    status = open_correction(target, draft, mass, space, &left)
+    if status != FINE:
+        return status
+    left.bound = bound
+    left.by_draft = by_draft
+    left.part = part
+    while not sum_up(&left):
+        if left.part == WHOLE:
+            return WITHOUT_MASS
+        left.part = next_part(left.part)
+    left.summed = True
+    token[0] = draw_correction(&left, next_uniform(&block.stream, CORRECTION_LANE))
     return FINE
 
 
-cdef void write_left(Block *block, const View *target, const View *draft, double top, double mass,
-                     double *out) noexcept nogil:
-    """The part LEFT, without branches; in place of q allowed."""
-    cdef const double *p = <const double *>target.row.data
-    cdef const double *q = <const double *>draft.row.data
-    cdef const double *compared = q if block.parameters.deferred == BY_DRAFT else p
-    cdef double bound = deferral_bound(top, &block.parameters)
-    cdef double given[CHUNK]
-    cdef double taken[CHUNK]
-    cdef double q_here
-    cdef running ignored
-    cdef Py_ssize_t start = 0, length, i
-    memset(&ignored, 0, sizeof(ignored))
-    while start < target.n:
-        length = min(<Py_ssize_t>CHUNK, target.n - start)
-        for i in range(length):
-            q_here = q[start + i]
-            given[i] = p[start + i] * mass
-            taken[i] = q_here if compared[start + i] < bound else 0.0
-        table.residual(given, taken, length, out + start, &ignored)
-        start += length
-
-
-cdef double dense_weight(cascade_part part, Block *block, const View *target, const View *draft, Py_ssize_t i,
-                         double top, double mass) noexcept nogil:
-    cdef double p = (<const double *>target.row.data)[i], q = (<const double *>draft.row.data)[i]
-    return cascade_weight(part, p, q, defers(p, q, top, &block.parameters), mass)
-
-
-cdef int dense_part(Block *block, const View *target, const View *draft, double top,
-                    double mass) noexcept nogil:
-    cdef Py_ssize_t i
-    cdef int part
-    for part in range(2):
-        for i in range(target.n):
-            if dense_weight(<cascade_part>part, block, target, draft, i, top, mass) > 0.0:
-                return part
-    return TARGET
-
-
-cdef Py_ssize_t merge_deferred(cascade_part part, Block *block, const View *target, const View *draft,
-                               double top, double mass, int64_t *ids, double *out) noexcept nogil:
+cdef Py_ssize_t merge_deferred(correction_part part, const View *target, const View *draft, double bound,
+                               bint by_draft, double mass, int64_t *ids, double *out) noexcept nogil:
     """The positive weights of a sparse pair, over both supports by ascending id; returns how many."""
     cdef const Support *one = &target.support
     cdef const Support *other = &draft.support
@@ -836,7 +714,7 @@ cdef Py_ssize_t merge_deferred(cascade_part part, Block *block, const View *targ
         if j < other.count and other.ids[j] == token:
             q = other.weights[j]
             j += 1
-        out[count] = cascade_weight(part, p, q, defers(p, q, top, &block.parameters), mass)
+        out[count] = cascade_weight(part, p, q, (q if by_draft else p) < bound, mass)
         ids[count] = token
         count += out[count] > 0.0
     return count

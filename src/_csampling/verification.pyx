@@ -38,10 +38,8 @@ from mtplx._csampling.arrays cimport (
 from mtplx._csampling.blocks cimport (
     BATCH,
     BLOCK_RULE,
-    BY_DRAFT,
-    BY_TARGET,
-    BY_TARGET_RATIO,
     CASCADE,
+    DEFERRALS,
     EXACT,
     GREEDY,
     MATCH,
@@ -50,6 +48,7 @@ from mtplx._csampling.blocks cimport (
     SEQUENCE,
     TYPICAL,
     Block,
+    KeptSum,
     Penalties,
     Side,
     patch,
@@ -86,7 +85,6 @@ cdef extern from "Python.h":
 
 cdef dict RULES = {"exact": EXACT, "greedy": GREEDY, "match": MATCH, "block": BLOCK_RULE, "typical": TYPICAL,
                    "cascade": CASCADE}
-cdef dict DEFERRALS = {"tokenv1": BY_DRAFT, "tokenv2": BY_TARGET, "tokenv3": BY_TARGET_RATIO}
 
 
 # ---- opening -----------------------------------------------------------------------------------------
@@ -193,6 +191,7 @@ cdef class OpenBlock:
         cdef Penalties *penalties = &self.block.penalties
         free(self.unreadable)
         free(self.memory)
+        free(self.block.sums)
         free(penalties.ids)
         free(penalties.counts)
         free(penalties.overlay_starts)
@@ -312,8 +311,12 @@ cdef class OpenBlock:
         settle_config(&block.target_settings, config)
         if block.draft.kind != POINTS:
             settle_config(&block.draft_settings, draft_config)
-        # The sums that other rules divide by run over whole rows.
-        block.target_settings.gather = block.draft_settings.gather = block.rule in (EXACT, GREEDY, MATCH)
+        # Others first look whether a rough sum says enough.
+        block.target_settings.exact = block.draft_settings.exact = block.rule in (BLOCK_RULE, CASCADE)
+        if block.rule == BLOCK_RULE:
+            block.sums = <KeptSum *>calloc(2 * block.drafts + 1, sizeof(KeptSum))
+            if block.sums is NULL:
+                raise MemoryError
         block.penalties.presence = clamped(config.presence_penalty, "presence_penalty")
         block.penalties.frequency = clamped(config.frequency_penalty, "frequency_penalty")
         self.open_penalties(token_counts, penalty_overlay, n)

@@ -1,7 +1,7 @@
 from libc.stdint cimport int64_t, uint64_t
 
 from mtplx._csampling.arrays cimport Row
-from mtplx._csampling.dispatch cimport scaling
+from mtplx._csampling.dispatch cimport running, scaling
 from mtplx._csampling.distributions cimport Support
 from mtplx._csampling.streams cimport Stream
 
@@ -53,7 +53,7 @@ cdef struct Settings:
     double temperature
     double top_p          # >= 1: off
     Py_ssize_t k          # 0: off
-    bint gather           # whether the nucleus of top-p alone may be a support
+    bint exact            # whether streamed rows need the exact sum from the start
 
 # Memory that a worker uses row after row. One slot for the target's row, one for the draft's.
 cdef struct Workspace:
@@ -71,8 +71,8 @@ cdef void free_workspace(Workspace *space) noexcept nogil
 cdef double *dense_room(Workspace *space, int slot, Py_ssize_t n) noexcept nogil
 cdef double *sums_room(Workspace *space, Py_ssize_t n) noexcept nogil
 
-# Turn a view that is not STREAMED into a dense one, in a slot of the workspace.
-cdef bint write_dense(View *view, Workspace *space, int slot) noexcept nogil
+cdef inline bint is_support(const View *view) noexcept nogil:
+    return view.mode == SPARSE or view.mode == POINT
 
 # A support in ascending order, of a view that is one or a point.
 cdef bint ascend(View *view, Workspace *space, int slot) noexcept nogil
@@ -80,6 +80,9 @@ cdef bint ascend(View *view, Workspace *space, int slot) noexcept nogil
 # The distribution of a row of logits, patches and all.
 cdef problem resolve(const Row *logits, const Settings *settings, Workspace *space, int slot,
                      View *view) noexcept nogil
+
+# A streamed row as it was resolved before, with its exact sum.
+cdef void stream_again(const Row *logits, const scaling *scaled, double total, View *view) noexcept nogil
 
 # p(x); as exact as the view is.
 cdef problem probability(const View *view, int64_t token, Failure *failure, double *value) noexcept nogil
@@ -91,21 +94,50 @@ cdef void make_exact(View *view) noexcept nogil
 cdef problem draw_token(View *view, Workspace *space, const Stream *stream, uint64_t lane,
                         int64_t *token) noexcept nogil
 
-# A correction: prepare checks and sums what it is drawn from, so that nothing fails after the coin.
-cdef struct Prepared:
-    View target
-    View draft
-    Workspace *space   # where at least one is a row
-    double *sums
-    bint streamed      # at least one is STREAMED, and nothing is summed yet
-    double scale       # of two rows: as in draws.Weights
-    double total
-    bint residual
-    bint positive_part
+# The next CHUNK of a view's probabilities, in the row itself or in the buffer; returns its length.
+cdef Py_ssize_t probabilities_of(const View *view, Py_ssize_t start, double *buffer,
+                                 const double **piece) noexcept nogil
 
+# The same, but of a streamed row the exponentials, which are added to the total as softmax adds them.
+cdef Py_ssize_t terms_of(const View *view, Py_ssize_t start, double *buffer, const double **piece,
+                         running *total) noexcept nogil
+
+# What a correction is drawn from. The last two are a cascade's; r is whether a token is deferred.
+cdef enum correction_part:
+    WHOLE            # p
+    ABOVE            # (factor p - q)+
+    ABOVE_DEFERRED   # (factor p - r q)+
+    EMITTED          # factor p + (1 - r) q
+
+# The weights of a correction, which are computed a CHUNK at a time where one of the pair is a row.
+cdef struct Correction:
+    View p
+    View q              # not looked at where the part is WHOLE
+    bint sparse         # both are supports, which ascend
+    bint summed         # whether total is known
+    correction_part part
+    double factor
+    bint by_draft       # r: whether q, else p, is below the bound
+    double bound
+    double scale        # 1, or what keeps the sum of two rows from overflowing
+    double total        # of supports by ascending id, one by one; of rows by blocks
+    double *sums        # of rows, one per BLOCK
+
+# A pair of views and a factor; supports are summed up, WHOLE where none of it is positive.
+cdef problem open_correction(View *target, View *draft, double factor, Workspace *space,
+                             Correction *left) noexcept nogil
+
+# The sums of two rows' weights, scale and total; False without mass.
+cdef bint sum_up(Correction *left) noexcept nogil
+
+# All of that with factor 1, WHOLE where nothing is left, so that nothing fails after the coin. Streamed rows,
+# which have mass, are summed up only when a draw needs it.
 cdef problem prepare_correction(View *target, View *draft, Workspace *space,
-                                Prepared *prepared) noexcept nogil
-cdef int64_t draw_correction(Prepared *prepared, double u) noexcept nogil
+                                Correction *left) noexcept nogil
+cdef int64_t draw_correction(Correction *left, double u) noexcept nogil
+
+# The sum of two rows' weights by ascending id, one by one.
+cdef double sequential_sum(const Correction *left) noexcept nogil
 
 # The token of largest probability, the lowest id among equals.
 cdef problem largest_token(View *view, int64_t *token) noexcept nogil

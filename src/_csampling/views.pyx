@@ -4,7 +4,8 @@ Design: a row of logits becomes as little as its use asks for. With top-k on it 
 tokens. Without truncation it stays a row of logits: the accept test needs one exponential and the sum of
 all, which is rough (float32) until a decision is closer than its error; a draw, of a token or of a
 correction, needs one pass of float32 terms summed by blocks, of which one is walked, and float64
-exponentials of the whole only where it is in doubt. With top-p alone it is a support where the nucleus is
+exponentials of the whole only where it is in doubt. Rules that need more than a sum take their exponentials
+a CHUNK at a time, and again rather than from memory. With top-p alone it is a support where the nucleus is
 narrow; else the row is written once, into memory that the worker keeps. All give the numbers that
 `distributions_from_logits` gives, bit for bit.
 """
@@ -14,13 +15,14 @@ from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memset
 
-from mtplx._csampling.acceptance cimport draw_difference, weigh_correction
-from mtplx._csampling.arrays cimport F64, Row, element, logit, logits_piece
+from mtplx._csampling.acceptance cimport next_difference
+from mtplx._csampling.arrays cimport F64, Row, element, logit, logits_piece, probs_piece
 from mtplx._csampling.dispatch cimport (
     BLOCK,
     CATEGORICAL_DRAW,
     CHUNK,
     CORRECTION_DRAW,
+    ONE_PASS_DRAW,
     ROUGH_DRAW,
     SCALE_NONE,
     SCALE_RECIPROCAL,
@@ -33,7 +35,7 @@ from mtplx._csampling.dispatch cimport (
 )
 from mtplx._csampling.distributions cimport find, normalise
 from mtplx._csampling.draws cimport Weights, draw, draw_place, weigh
-from mtplx._csampling.mass cimport ROW_FINE, weigh_row
+from mtplx._csampling.mass cimport OVERFLOW_SCALE, ROW_FINE, weigh_row
 from mtplx._csampling.selection cimport (
     BAD_LOGIT,
     LOG2_E,
@@ -166,10 +168,10 @@ cdef problem resolve(const Row *logits, const Settings *settings, Workspace *spa
             if status != TOO_MANY:
                 return FINE if status == SELECTED else (BAD_LOGITS if status == BAD_LOGIT else NO_ROOM)
         elif settings.k == 0 and settings.top_p >= 1.0 and logits.n >= STREAM_FROM:
-            status = stream(logits, settings.temperature, view)
+            status = stream(logits, settings, view)
             if status != TOO_MANY:
                 return FINE if status == SELECTED else (BAD_LOGITS if status == BAD_LOGIT else NO_ROOM)
-        elif settings.k == 0 and settings.top_p < 1.0 and settings.gather and logits.n >= SAMPLED_FROM:
+        elif settings.k == 0 and settings.top_p < 1.0 and logits.n >= SAMPLED_FROM:
             status = gather_nucleus(logits, settings, space, slot, view)
             if status != TOO_MANY:
                 return FINE if status == SELECTED else (BAD_LOGITS if status == BAD_LOGIT else NO_ROOM)
@@ -336,28 +338,45 @@ cdef void take_support(Candidates *best, Workspace *space, int slot, View *view)
     view.support.count = best.count
 
 
-cdef selection_status stream(const Row *logits, double temperature, View *view) noexcept nogil:
-    """The largest logit and the rough sum; TOO_MANY where the row must be written after all."""
+cdef selection_status stream(const Row *logits, const Settings *settings, View *view) noexcept nogil:
+    """The largest logit and a sum; TOO_MANY where the row must be written after all."""
     cdef streamed run
     cdef Py_ssize_t blocks = (logits.n + CHUNK - 1) // CHUNK * SIDE_BY_SIDE
     cdef selection_status status
-    cdef double *maxima = <double *>malloc(blocks * sizeof(double))
-    if maxima is NULL:
-        return NO_MEMORY
-    status = block_pass(logits, temperature, True, maxima, &run)
-    free(maxima)
-    if status != SELECTED:
-        return status
-    set_scaling(&view.scaled, temperature, run.top)
+    cdef double *maxima
+    if settings.exact:
+        run.top = largest_logit(logits)
+        if not isfinite(run.top):
+            return BAD_LOGIT
+    else:
+        maxima = <double *>malloc(blocks * sizeof(double))
+        if maxima is NULL:
+            return NO_MEMORY
+        status = block_pass(logits, settings.temperature, True, maxima, &run)
+        free(maxima)
+        if status != SELECTED:
+            return status
+    set_scaling(&view.scaled, settings.temperature, run.top)
     if view.scaled.rule != SCALE_NONE and view.scaled.rule != SCALE_RECIPROCAL:
         return TOO_MANY
     view.mode = STREAMED
     view.row = logits[0]
     view.total = run.sum
     view.tolerance = rough_error(logits.n, &view.scaled)
-    if not isfinite(run.sum):
+    if settings.exact or not isfinite(run.sum):
         make_exact(view)  # no sum that float32 terms can give, and rules report what they divide by it
     return SELECTED
+
+
+cdef void stream_again(const Row *logits, const scaling *scaled, double total, View *view) noexcept nogil:
+    view.mode = STREAMED
+    view.n = logits.n
+    view.any_id = False
+    view.ascending = True
+    view.row = logits[0]
+    view.scaled = scaled[0]
+    view.total = total
+    view.tolerance = 0.0
 
 
 cdef void make_exact(View *view) noexcept nogil:
@@ -438,6 +457,7 @@ cdef problem largest_streamed(View *view, int64_t *token) noexcept nogil:
 cdef problem draw_token(View *view, Workspace *space, const Stream *stream, uint64_t lane,
                         int64_t *token) noexcept nogil:
     cdef Weights weights
+    cdef Correction whole
     cdef double *sums
     cdef double u
     if view.mode == POINT:
@@ -451,7 +471,11 @@ cdef problem draw_token(View *view, Workspace *space, const Stream *stream, uint
         if sums is NULL:
             return NO_ROOM
         if view.mode == STREAMED:
-            token[0] = draw_streamed(view, NULL, space, next_uniform(stream, lane))
+            whole.p = view[0]
+            whole.part = WHOLE
+            whole.scale = 1.0
+            whole.sums = sums
+            token[0] = draw_streamed(&whole, next_uniform(stream, lane))
         else:
             if not weigh(&weights, &view.row, NULL, False, sums):
                 return BAD_ROW
@@ -459,52 +483,34 @@ cdef problem draw_token(View *view, Workspace *space, const Stream *stream, uint
     return FINE
 
 
-cdef Py_ssize_t draw_streamed(View *p, View *q, Workspace *space, double u) noexcept nogil:
-    """The first id whose sequential sum of (p - q)+, over the whole sum, exceeds u; of p where q is NULL.
+cdef Py_ssize_t draw_streamed(Correction *left, double u) noexcept nogil:
+    """The first id whose sequential weight, over the whole of it, exceeds u; the row itself if it has none.
 
-    At least one is a row of logits, and nothing of it is written down: float32 terms and rough sums find
-    the block of the token and mostly the token itself, else float64 exponentials do.
-    `space.sums` has room for the row; p is in slot 0 of the workspace if it is in one, q in slot 1.
+    At least one of the rows is one of logits, and nothing of it is written down: float32 terms find the
+    block of the token and mostly the token itself; else one pass of float64 exponentials does, else a
+    second one, in which their sums are known; else sums are taken one by one.
     """
-    cdef View exact_p, exact_q
-    cdef Py_ssize_t place = draw_roughly(p, q, space.sums, u)
-    if place < 0:
-        exact_p = whole_weights(p, space, 0)
-        if q is not NULL:
-            exact_q = whole_weights(q, space, 1)
-        place = draw_by_blocks(&exact_p, &exact_q if q is not NULL else NULL, space.sums, u)
-    return place
+    cdef Py_ssize_t place = draw_roughly(left, u)
+    if place < 0 and (left.p.tolerance > 0.0 or (left.part == ABOVE and left.q.tolerance > 0.0)):
+        place = draw_in_one_pass(left, u)
+    if place >= 0:
+        return place
+    if not sum_up(left):
+        left.part = WHOLE
+        sum_up(left)
+    return draw_by_blocks(left, u)
 
 
-cdef View whole_weights(View *view, Workspace *space, int slot) noexcept nogil:
-    """A view with an exact sum; as a support where most exponentials are 0, as those of a masked row are.
-
-    exp(z) is 0 at z <= -746, and z is off by less than (|x/T| + |top| + 2) 2^-50: no entry below the level
-    has a weight. Where memory is short the row stays a row of logits, which gives the same numbers.
-    """
-    cdef View found
-    cdef running ignored
-    cdef double level
-    cdef double *weights
-    cdef Py_ssize_t count
-    make_exact(view)
-    found = view[0]
-    if view.mode == STREAMED:
-        level = (view.scaled.top - 747.0 - 2.0 ** -30 * fabs(view.scaled.top)) * view.scaled.temperature
-        count = collect_from(&view.row, level, view.n // WIDE, space, slot)
-        if 0 <= count <= view.n // WIDE:
-            weights = space.weights[slot]
-            memset(&ignored, 0, sizeof(ignored))
-            table.exp_f64(weights, count, &view.scaled, weights, &ignored)
-            table.divide_f64(weights, count, view.total, weights)
-            found.mode = SPARSE
-            found.support.ids = space.ids[slot]
-            found.support.weights = weights
-            found.support.count = count
-    return found
+cdef Py_ssize_t draw_by_blocks(const Correction *left, double u) noexcept nogil:
+    """A draw from weights whose sums by blocks are known."""
+    cdef Py_ssize_t place = walk(left, u, left.total, (2.0 * left.p.n + 16.0) * UNIT * left.total, True)
+    if place >= 0:
+        return place
+    count_fallback(CATEGORICAL_DRAW if left.part == WHOLE else CORRECTION_DRAW)
+    return replay(left, u)
 
 
-cdef Py_ssize_t draw_roughly(const View *p, const View *q, double *sums, double u) noexcept nogil:
+cdef Py_ssize_t draw_roughly(const Correction *left, double u) noexcept nogil:
     """The draw from rough weights, or -1 where the exact ones might give another token.
 
     Relative to the sum, the float32 terms of a row are off by less than `rough_error` in all, and so is
@@ -516,25 +522,36 @@ cdef Py_ssize_t draw_roughly(const View *p, const View *q, double *sums, double 
     cdef float p_terms[CHUNK]
     cdef float q_terms[CHUNK]
     cdef float p_unit, q_unit = 0.0
-    cdef Py_ssize_t n = p.n, start = 0, length, block
-    cdef double total = 0.0, tolerance = 2.0 ** -19
-    if not rough_unit(p, &p_unit, &tolerance) or (q is not NULL and not rough_unit(q, &q_unit, &tolerance)):
+    cdef Py_ssize_t n = left.p.n, start = 0, length
+    cdef double tolerance = 2.0 ** -19
+    cdef bint alone = left.part == WHOLE
+    if not rough_unit(&left.p, &p_unit, &tolerance) or not (alone or rough_unit(&left.q, &q_unit, &tolerance)):
         return -1
-    if q is NULL:
+    if left.p.mode == STREAMED and 2.0 * tolerance * left.p.total > 1.125:
+        # No weight, the largest being 1 over the sum, has steps so far apart.
+        count_fallback(ROUGH_DRAW)
+        return -1
+    if alone:
         memset(q_terms, 0, sizeof(q_terms))
     while start < n:
-        length = rough_terms(p, start, p_terms)
-        if q is not NULL:
-            rough_terms(q, start, q_terms)
-        table.block_sums_rough(p_terms, q_terms, length, p_unit, q_unit, sums + start // BLOCK)
+        length = rough_terms(&left.p, start, p_terms)
+        if not alone:
+            rough_terms(&left.q, start, q_terms)
+        table.block_sums_rough(p_terms, q_terms, length, p_unit, q_unit, left.sums + start // BLOCK)
         start += length
-    for block in range((n + BLOCK - 1) // BLOCK):
-        total += sums[block]
-    start = walk(p, q, sums, u, total, tolerance, False)
+    start = walk(left, u, added(left.sums, n), tolerance, False)
     if start < 0:
         count_fallback(ROUGH_DRAW)
     return start
 
+
+cdef double added(const double *sums, Py_ssize_t n) noexcept nogil:
+    """All of n elements, by the sums of their blocks."""
+    cdef double total = 0.0
+    cdef Py_ssize_t block
+    for block in range((n + BLOCK - 1) // BLOCK):
+        total += sums[block]
+    return total
 
 cdef bint rough_unit(const View *view, float *unit, double *tolerance) noexcept nogil:
     """What the rough terms of a view are multiplied by; False where they say nothing."""
@@ -580,45 +597,111 @@ cdef Py_ssize_t rough_terms(const View *view, Py_ssize_t start, float *out) noex
     return length
 
 
-cdef Py_ssize_t draw_by_blocks(View *p, View *q, double *sums, double u) noexcept nogil:
-    """The same draw by the weights themselves."""
-    cdef double buffer[CHUNK]
-    cdef double other[CHUNK]
-    cdef const double *weights
-    cdef Py_ssize_t n = p.n, start = 0, length, block
-    cdef double total = 0.0
+cdef Py_ssize_t draw_in_one_pass(Correction *left, double u) noexcept nogil:
+    """The draw from float64 exponentials over rough sums, or -1; afterwards the sums are exact.
+
+    Over their rough sums the exponentials of p and q are a p and b q, with a and b known in the end: the
+    exact sums over the rough ones. (a p - b q)+ / a is (p - (b/a) q)+, which added up over any entries
+    is within |b/a - 1| of what (p - q)+ is. Rounding (of products, differences, p and q themselves) is
+    below 2^-50 in all, and sums are taken as well as those of `draw_by_blocks`.
+    """
+    cdef double p_terms[CHUNK]
+    cdef double q_terms[CHUNK]
+    cdef const double *p
+    cdef const double *q
+    cdef running p_total, q_total
+    cdef Py_ssize_t n = left.p.n, start = 0, length, block
+    cdef double p_share = 1.0, q_share = 1.0, shift, total, tolerance
+    cdef bint alone = left.part == WHOLE
+    memset(&p_total, 0, sizeof(running))
+    memset(&q_total, 0, sizeof(running))
+    if left.p.mode == STREAMED:
+        p_share = 1.0 / left.p.total
+    if not alone and left.q.mode == STREAMED:
+        q_share = 1.0 / left.q.total
     while start < n:
-        length = weights_of(p, q, start, buffer, other, &weights)
-        table.block_sums(weights, length, sums + start // BLOCK)
+        length = terms_of(&left.p, start, p_terms, &p, &p_total)
+        if alone:
+            table.block_sums(p, length, left.sums + start // BLOCK)
+        else:
+            terms_of(&left.q, start, q_terms, &q, &q_total)
+            table.block_sums_scaled(p, q, length, p_share, q_share, left.sums + start // BLOCK)
         start += length
+    shift = settle_sum(&left.p, &p_total)
+    if alone:
+        p_share = left.p.total
+        tolerance = 2.0 ** -48
+    else:
+        p_share = shift
+        tolerance = 2.0 * fabs(settle_sum(&left.q, &q_total) / shift - 1.0) + 2.0 ** -48
     for block in range((n + BLOCK - 1) // BLOCK):
-        total += sums[block]
-    if total == 0.0:
-        # Nowhere is p larger: from p itself.
-        return draw_by_blocks(p, NULL, sums, u)
-    start = walk(p, q, sums, u, total, (2.0 * n + 16.0) * UNIT * total, True)
+        left.sums[block] /= p_share
+    total = added(left.sums, n)
+    start = walk(left, u, total, tolerance + (2.0 * n + 64.0) * UNIT * total, False)
     if start < 0:
-        count_fallback(CATEGORICAL_DRAW if q is NULL else CORRECTION_DRAW)
-        start = replay_streamed(p, q, u)
+        count_fallback(ONE_PASS_DRAW)
     return start
 
 
-cdef Py_ssize_t walk(const View *p, const View *q, const double *sums, double u, double total,
-                     double tolerance, bint exact) noexcept nogil:
+cdef double settle_sum(View *view, const running *total) noexcept nogil:
+    """Give a row of logits its exact sum; returns that over the one it had."""
+    cdef double before = view.total
+    if view.mode != STREAMED:
+        return 1.0
+    view.total = table.total(total)
+    view.tolerance = 0.0
+    return view.total / before
+
+
+cdef bint is_plain(const View *view) noexcept nogil:
+    return view.mode == DENSE and view.row.kind == F64
+
+
+cdef bint sum_up(Correction *left) noexcept nogil:
+    cdef double buffer[CHUNK]
+    cdef double other[CHUNK]
+    cdef const double *weights
+    cdef Py_ssize_t n = left.p.n, start = 0, length
+    cdef bint whole = left.part == ABOVE and is_plain(&left.p) and is_plain(&left.q)
+    left.scale = 1.0
+    if whole and left.factor == 1.0:
+        table.block_sums_residual(<const double *>left.p.row.data, <const double *>left.q.row.data, n,
+                                  left.sums)
+    elif whole:
+        table.block_sums_scaled(<const double *>left.p.row.data, <const double *>left.q.row.data, n,
+                                left.factor, 1.0, left.sums)
+    while True:
+        if not whole:
+            start = 0
+            while start < n:
+                length = weights_of(left, start, buffer, other, &weights)
+                table.block_sums(weights, length, left.sums + start // BLOCK)
+                start += length
+        left.total = added(left.sums, n)
+        if isfinite(left.total) or left.scale != 1.0:
+            return left.total > 0.0
+        if whole:
+            whole = False  # a difference that is infinite counts as 0 in a piece
+        else:
+            left.scale = OVERFLOW_SCALE
+
+
+cdef Py_ssize_t walk(const Correction *left, double u, double total, double tolerance,
+                     bint exact) noexcept nogil:
     """The entry whose steps lie on both sides of u times the total, or -1 if one is within the tolerance."""
     cdef double buffer[CHUNK]
     cdef double other[CHUNK]
     cdef const double *weights
-    cdef Py_ssize_t n = p.n, block = 0, last = (n - 1) // BLOCK, at, chunk, length, i
+    cdef Py_ssize_t n = left.p.n, block = 0, last = (n - 1) // BLOCK, at, chunk, length, i
     cdef double target = u * total, before = 0.0, cumulative
-    while block < last and before + sums[block] <= target - tolerance:
-        before += sums[block]
+    while block < last and before + left.sums[block] <= target - tolerance:
+        before += left.sums[block]
         block += 1
     at = block * BLOCK
     cumulative = before
     while at < n:
         chunk = at // CHUNK * CHUNK
-        length = weights_of(p, q, chunk, buffer, other, &weights)
+        length = weights_of(left, chunk, buffer, other, &weights)
         for i in range(at - chunk, length):
             before = cumulative
             cumulative += weights[i]
@@ -632,60 +715,93 @@ cdef Py_ssize_t walk(const View *p, const View *q, const double *sums, double u,
     return -1
 
 
-cdef Py_ssize_t weights_of(const View *p, const View *q, Py_ssize_t start, double *buffer, double *other,
+cdef Py_ssize_t weights_of(const Correction *left, Py_ssize_t start, double *buffer, double *other,
                            const double **weights) noexcept nogil:
-    """(p - q)+ of one CHUNK, or p where q is NULL, with the sums that the views have; returns its length."""
-    cdef const double *from_p
-    cdef const double *from_q
+    """The weights of one CHUNK, with the sums that the views have; returns its length."""
+    cdef const double *p
+    cdef const double *q
+    cdef const double *compared
     cdef running ignored
-    cdef Py_ssize_t length = probabilities_of(p, start, buffer, &from_p)
-    weights[0] = from_p
-    if q is not NULL:
-        probabilities_of(q, start, other, &from_q)
-        memset(&ignored, 0, sizeof(ignored))
-        table.residual(from_p, from_q, length, buffer, &ignored)
-        weights[0] = buffer
+    cdef Py_ssize_t length = probabilities_of(&left.p, start, buffer, &p), i
+    if left.part == WHOLE:
+        if left.p.mode != DENSE:
+            weights[0] = p
+            return length
+        memset(other, 0, length * sizeof(double))  # what is negative or not finite counts as 0
+        q = other
+    else:
+        probabilities_of(&left.q, start, other, &q)
+        if left.part != ABOVE:
+            compared = q if left.by_draft else p
+            # Without branches: which tokens are deferred cannot be foretold.
+            if left.part == ABOVE_DEFERRED:
+                for i in range(length):
+                    other[i] = q[i] if compared[i] < left.bound else 0.0
+            else:
+                for i in range(length):
+                    other[i] = 0.0 if compared[i] < left.bound else q[i]
+            q = other
+        if left.factor != 1.0:
+            for i in range(length):
+                buffer[i] = left.factor * p[i]
+            p = buffer
+        if left.part == EMITTED:
+            for i in range(length):
+                buffer[i] = p[i] + q[i]
+                other[i] = 0.0
+            p = buffer
+    memset(&ignored, 0, sizeof(ignored))
+    table.residual(p, q, length, buffer, &ignored)
+    if left.scale != 1.0:
+        for i in range(length):
+            buffer[i] *= left.scale
+    weights[0] = buffer
     return length
 
 
 cdef Py_ssize_t probabilities_of(const View *view, Py_ssize_t start, double *buffer,
                                  const double **piece) noexcept nogil:
-    """One CHUNK of a view made from logits; returns its length."""
-    cdef const void *logits
-    cdef bint single
     cdef running ignored
     cdef Py_ssize_t length = min(view.n - start, <Py_ssize_t>CHUNK), i
-    piece[0] = buffer
-    if view.mode == DENSE:
-        piece[0] = <const double *>view.row.data + start
-    elif view.mode == STREAMED:
+    if view.mode == STREAMED:
         memset(&ignored, 0, sizeof(ignored))
-        logits_chunk(view, start, buffer, &logits, &single)
-        if single:
-            # Not in place: the piece may be the buffer.
-            exp_singles(<const float *>logits, length, &view.scaled, buffer)
-        else:
-            table.exp_f64(<const double *>logits, length, &view.scaled, buffer, &ignored)
+        terms_of(view, start, buffer, piece, &ignored)
         table.divide_f64(buffer, length, view.total, buffer)
-    else:
-        memset(buffer, 0, length * sizeof(double))
-        if view.mode == POINT:
-            if start <= view.point < start + length:
-                buffer[view.point - start] = 1.0
-            return length
-        i = first_in(&view.support, start)
-        while i < view.support.count and view.support.ids[i] < start + length:
-            buffer[view.support.ids[i] - start] = view.support.weights[i]
-            i += 1
+        return length
+    if view.mode == DENSE:
+        return probs_piece(&view.row, start, CHUNK, buffer, piece)
+    piece[0] = buffer
+    memset(buffer, 0, length * sizeof(double))
+    if view.mode == POINT:
+        if start <= view.point < start + length:
+            buffer[view.point - start] = 1.0
+        return length
+    i = first_in(&view.support, start)
+    while i < view.support.count and view.support.ids[i] < start + length:
+        buffer[view.support.ids[i] - start] = view.support.weights[i]
+        i += 1
     return length
 
 
-cdef void exp_singles(const float *logits, Py_ssize_t length, const scaling *s, double *out) noexcept nogil:
+cdef Py_ssize_t terms_of(const View *view, Py_ssize_t start, double *buffer, const double **piece,
+                         running *total) noexcept nogil:
     cdef double room[CHUNK]
-    cdef running ignored
-    memset(&ignored, 0, sizeof(ignored))
-    table.exp_f32(logits, length, s, room, &ignored)
-    memcpy(out, room, length * sizeof(double))
+    cdef const void *logits
+    cdef bint single
+    cdef Py_ssize_t length = min(view.n - start, <Py_ssize_t>CHUNK)
+    if view.mode != STREAMED:
+        return probabilities_of(view, start, buffer, piece)
+    piece[0] = buffer
+    logits_chunk(view, start, buffer, &logits, &single)
+    if not single:
+        table.exp_f64(<const double *>logits, length, &view.scaled, buffer, total)
+    elif logits is buffer:
+        # Not in place.
+        table.exp_f32(<const float *>logits, length, &view.scaled, room, total)
+        memcpy(buffer, room, length * sizeof(double))
+    else:
+        table.exp_f32(<const float *>logits, length, &view.scaled, buffer, total)
+    return length
 
 
 cdef void logits_chunk(const View *view, Py_ssize_t start, double *buffer, const void **piece,
@@ -708,21 +824,15 @@ cdef Py_ssize_t first_in(const Support *support, int64_t id) noexcept nogil:
     return low
 
 
-cdef Py_ssize_t replay_streamed(const View *p, const View *q, double u) noexcept nogil:
+cdef Py_ssize_t replay(const Correction *left, double u) noexcept nogil:
     """The draw by its definition: sequential sums of weights that are never all in memory."""
     cdef double buffer[CHUNK]
     cdef double other[CHUNK]
     cdef const double *weights
-    cdef Py_ssize_t n = p.n, start = 0, length, i
-    cdef double total = 0.0, cumulative = 0.0
+    cdef Py_ssize_t n = left.p.n, start = 0, length, i
+    cdef double total = sequential_sum(left), cumulative = 0.0
     while start < n:
-        length = weights_of(p, q, start, buffer, other, &weights)
-        for i in range(length):
-            total += weights[i]
-        start += length
-    start = 0
-    while start < n:
-        length = weights_of(p, q, start, buffer, other, &weights)
+        length = weights_of(left, start, buffer, other, &weights)
         for i in range(length):
             cumulative += weights[i]
             if cumulative / total > u:
@@ -731,26 +841,21 @@ cdef Py_ssize_t replay_streamed(const View *p, const View *q, double u) noexcept
     return n - 1  # not reached: the last cumulative sum is the total, and u < 1
 
 
+cdef double sequential_sum(const Correction *left) noexcept nogil:
+    cdef double buffer[CHUNK]
+    cdef double other[CHUNK]
+    cdef const double *weights
+    cdef Py_ssize_t start = 0, length, i
+    cdef double total = 0.0
+    while start < left.p.n:
+        length = weights_of(left, start, buffer, other, &weights)
+        for i in range(length):
+            total += weights[i]
+        start += length
+    return total
+
+
 # ---- corrections ---------------------------------------------------------------------------------
-
-
-cdef bint write_dense(View *view, Workspace *space, int slot) noexcept nogil:
-    cdef double *dense
-    cdef Py_ssize_t i
-    if view.mode == DENSE:
-        return True
-    dense = dense_room(space, slot, view.n)
-    if dense is NULL:
-        return False
-    memset(dense, 0, view.n * sizeof(double))
-    if view.mode == POINT:
-        if 0 <= view.point < view.n:
-            dense[view.point] = 1.0
-    else:
-        for i in range(view.support.count):
-            dense[view.support.ids[i]] = view.support.weights[i]
-    dense_view(view, dense)
-    return True
 
 
 cdef bint ascend(View *view, Workspace *space, int slot) noexcept nogil:
@@ -782,47 +887,57 @@ cdef bint ascend(View *view, Workspace *space, int slot) noexcept nogil:
     return True
 
 
-cdef inline bint is_support(const View *view) noexcept nogil:
-    return view.mode == SPARSE or view.mode == POINT
-
-
-cdef problem prepare_correction(View *target, View *draft, Workspace *space,
-                                Prepared *prepared) noexcept nogil:
-    cdef Weights weights
-    prepared.streamed = target.mode == STREAMED or draft.mode == STREAMED
-    if prepared.streamed or not (is_support(target) and is_support(draft)):
-        prepared.space = space
-        prepared.sums = sums_room(space, target.n)
-        if prepared.sums is NULL:
+cdef problem open_correction(View *target, View *draft, double factor, Workspace *space,
+                             Correction *left) noexcept nogil:
+    cdef Py_ssize_t i, place = 0
+    left.sparse = is_support(target) and is_support(draft)
+    left.part = ABOVE
+    left.factor = factor
+    left.scale = 1.0
+    left.total = 0.0
+    left.summed = left.sparse
+    if not left.sparse:
+        left.sums = sums_room(space, target.n)
+        if left.sums is NULL:
             return NO_ROOM
-        if not prepared.streamed:
-            if not (write_dense(target, space, 0) and write_dense(draft, space, 1)):
-                return NO_ROOM
-            if not weigh_correction(&weights, &target.row, &draft.row, prepared.sums):
-                return WITHOUT_MASS
-            prepared.residual = weights.q is not NULL
-            prepared.positive_part = weights.positive_part
-            prepared.scale = weights.scale
-            prepared.total = weights.total
     elif not (ascend(target, space, 0) and ascend(draft, space, 1)):
         return NO_ROOM
-    prepared.target = target[0]
-    prepared.draft = draft[0]
+    left.p = target[0]
+    left.q = draft[0]
+    if left.sparse:
+        for i in range(left.p.support.count):
+            left.total += max(next_difference(&left.p.support, &left.q.support, factor, i, &place), 0.0)
+        if left.total == 0.0:
+            left.part = WHOLE
     return FINE
 
 
-cdef int64_t draw_correction(Prepared *prepared, double u) noexcept nogil:
-    cdef Weights weights
-    if prepared.streamed:
-        return draw_streamed(&prepared.target, &prepared.draft, prepared.space, u)
-    if prepared.target.mode != DENSE:
-        return draw_difference(&prepared.target.support, &prepared.draft.support, u)
-    weights.p = &prepared.target.row
-    weights.q = &prepared.draft.row if prepared.residual else NULL
-    weights.factor = weights.multiple = 1.0
-    weights.removed_count = 0
-    weights.positive_part = prepared.positive_part
-    weights.scale = prepared.scale
-    weights.total = prepared.total
-    weights.sums = prepared.sums
-    return draw(&weights, u)
+cdef problem prepare_correction(View *target, View *draft, Workspace *space,
+                                Correction *left) noexcept nogil:
+    cdef problem status = open_correction(target, draft, 1.0, space, left)
+    if status != FINE or left.summed or target.mode == STREAMED or draft.mode == STREAMED:
+        return status
+    left.summed = True
+    if sum_up(left):
+        return FINE
+    left.part = WHOLE
+    return FINE if sum_up(left) else WITHOUT_MASS
+
+
+cdef int64_t draw_correction(Correction *left, double u) noexcept nogil:
+    cdef const Support *p = &left.p.support
+    cdef double cumulative = 0.0, difference
+    cdef Py_ssize_t i, place = 0
+    if not left.summed:
+        return draw_streamed(left, u)
+    if not left.sparse:
+        return draw_by_blocks(left, u)
+    if left.part == WHOLE:
+        return p.ids[draw_place(p.weights, p.count, u)]
+    for i in range(p.count):
+        difference = next_difference(p, &left.q.support, left.factor, i, &place)
+        if difference > 0.0:
+            cumulative += difference
+            if cumulative / left.total > u:
+                return p.ids[i]
+    return p.ids[p.count - 1]  # not reached: the last sum is the total, and u < 1
