@@ -320,7 +320,7 @@ def test_rows_too_flat_for_float32_terms(isa, dtype):
 
 
 def test_weights_near_the_error_of_the_rough_sums(isa):
-    """Some draws from weights near the error of the rough sums are certain after one pass, and some are not."""
+    """Some draws are certain after one pass of exponentials, and some are not."""
     n = 60_000
     config = SamplerConfig(1.0, 1.0, 0)
     rng = np.random.default_rng(2)

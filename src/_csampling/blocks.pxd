@@ -89,7 +89,7 @@ cdef struct Block:
     int64_t *out                 # drafts + 1
     double *probabilities        # drafts
     double *coins                # drafts; under BLOCK_RULE, else NULL
-    KeptSum *sums                # drafts of the target, then of the draft, under BLOCK_RULE from logits; or NULL
+    KeptSum *sums                # drafts of either side, under BLOCK_RULE from logits, else NULL
     Py_ssize_t emitted
     Py_ssize_t accepted
     Py_ssize_t tested

@@ -501,7 +501,7 @@ cdef double streamed_entropy(View *target) noexcept nogil:
 
 cdef problem keeps_as_defined(const View *target, double p, const Parameters *parameters, Failure *failure,
                               bint *kept) noexcept:
-    """By the entropy of the row in which it is defined: a support where any id may be asked for, else whole."""
+    """By the entropy as it is defined: of a support where any id may be asked for, else of the whole row."""
     cdef double buffer[CHUNK]
     cdef const double *piece
     cdef cnp.ndarray weights

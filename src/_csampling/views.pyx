@@ -525,7 +525,9 @@ cdef Py_ssize_t draw_roughly(const Correction *left, double u) noexcept nogil:
     cdef Py_ssize_t n = left.p.n, start = 0, length
     cdef double tolerance = 2.0 ** -19
     cdef bint alone = left.part == WHOLE
-    if not rough_unit(&left.p, &p_unit, &tolerance) or not (alone or rough_unit(&left.q, &q_unit, &tolerance)):
+    if not rough_unit(&left.p, &p_unit, &tolerance):
+        return -1
+    if not (alone or rough_unit(&left.q, &q_unit, &tolerance)):
         return -1
     if left.p.mode == STREAMED and 2.0 * tolerance * left.p.total > 1.125:
         # No weight, the largest being 1 over the sum, has steps so far apart.
