@@ -35,6 +35,23 @@ def test_the_counters_have_the_names_of_the_certificates():
 # ---- nucleus_boundary: top-p of given probabilities ------------------------------------------------
 
 
+@pytest.mark.parametrize("steps", [1, 2, 1 << 11, 1 << 30])
+@pytest.mark.parametrize("n", [300, 5000])
+def test_top_p_on_a_step_of_two_values(isa, n, steps):
+    """Values that differ in their last digits alone are replayed as they are ranked: by value, then id."""
+    low = 2.0**-13
+    high = float(np.int64(np.float64(low).view(np.int64) + steps).view(np.float64))
+    for seed in range(4):
+        p = np.random.default_rng(seed).choice([low, high], n)
+        steps_of_sum = np.cumsum(np.sort(p)[::-1])
+        with counting("nucleus_boundary") as counted:
+            for at in (n // 3, n // 2, n - 2):
+                for top_p in around(steps_of_sum[at]):
+                    expected = reference.apply_top_p_top_k(p, top_p)
+                    assert kept(sampling.apply_top_p_top_k(p, top_p)) == kept(expected)
+        assert counted[0] > 0
+
+
 def dyadic_row(n, seed, grain=1 << 16):
     rng = np.random.default_rng(seed)
     return rng.multinomial(grain, rng.dirichlet(np.full(n, [0.2, 1.0, 5.0][seed % 3]))) / grain
@@ -304,6 +321,40 @@ def test_cuts_among_subnormal_probabilities(isa, dtype):
         for k in (3, 6, 12, 20, 23):
             for top_p in (1.0, 0.9, 1.0 - 1e-15, LAST):
                 assert_composed(x, SamplerConfig(1.0, top_p, k), (seed, k, top_p))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("largest", [1, 2, 3, 19, 20])
+def test_subnormal_probabilities_that_tie(isa, dtype, largest):
+    """Nearly all logits equal, so far below the largest that their weights are subnormal.
+
+    With one largest logit the sum is 1 and the weights are the probabilities; with more, or with weights
+    that are close but not equal, different weights meet in one probability.
+    """
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        for gap in (690.0, 735.25, 741.0, 744.0, 744.75, 745.0, 745.125, 746.5):
+            x = np.full(LONG, -gap)
+            if seed:
+                near = rng.choice(LONG, 30, replace=False)
+                x[near] += rng.choice([-(2.0**-11), 2.0**-11, 0.25], 30)
+            x[rng.choice(LONG, largest, replace=False)] = 0.0
+            x = x.astype(dtype)
+            for k in (2, 3, 20, 23):
+                for top_p in (1.0, 1.0 - 1e-15):
+                    assert_composed(x, SamplerConfig(1.0, top_p, k), (seed, gap, k, top_p))
+
+
+def test_subnormal_ties_under_one_largest_logit_are_certain(isa):
+    x = np.full(LONG, -741.0, dtype=np.float32)
+    x[7] = 0.0
+    with counting("rank_tie") as counted:
+        assert_composed(x, SamplerConfig(1.0, 1.0, 20))
+    assert counted[0] == 0
+    x[8] = 0.0  # the sum is 2, and quotients round
+    with counting("rank_tie") as counted:
+        assert_composed(x, SamplerConfig(1.0, 1.0, 20))
+    assert counted[0] > 0
 
 
 def test_ties_of_whole_rows(isa):

@@ -290,6 +290,90 @@ def test_something_that_looks_like_a_batch():
             face.verify_block(Lookalike(), None, [], np.random.default_rng(0))
 
 
+RACE = """
+import sys, threading, time
+import numpy as np
+from mtplx import batch, sampling, verification
+from mtplx.distributions import SamplerConfig, SparseDistribution
+
+V = 40_000
+odd = [np.nan, np.inf, -np.inf, 1e300, -1e300, 1e-320, -1.0, 0.0, 0.3, 1.0]
+rng = np.random.default_rng(int(sys.argv[2]))
+with np.errstate(all="ignore"):
+    logits = rng.normal(0, 3, (4, V))
+    p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    wild = rng.choice(odd, (4, V))
+    rows = [logits, p, np.round(logits), wild, np.where(rng.random((4, V)) < 0.01, wild, logits)]
+    rows = np.concatenate(rows).astype(sys.argv[1])
+x, out = rows[:2].copy(), np.zeros(V)
+token_ids = np.arange(V)
+over = threading.Event()
+
+def write(seed):
+    rng = np.random.default_rng(seed)
+    while not over.is_set():
+        x[rng.integers(2)] = rows[rng.integers(len(rows))]
+        out[:] = rows[rng.integers(len(rows))]
+        x[rng.integers(2), rng.integers(V):] = rows[-1, 0]
+        token_ids[:] = rng.choice([0, -1, 2**62])
+        token_ids[:] = np.arange(V)
+
+writers = [threading.Thread(target=write, args=(seed,)) for seed in range(2)]
+for writer in writers:
+    writer.start()
+settings = [(1, 0.95, 20), (1, 0.95, 0), (0.6, 0.5, 1000), (0, 1, 0), (0.7, 1, 0), (1, 1, 20), (1e-3, 0.9, 0),
+            (50, 0.9, 50)]
+a, b = x
+calls = {
+    "dense": lambda c: sampling.distribution_from_logits(a, c, out=None if rng.random() < 0.5 else out),
+    "support": lambda c: sampling.sparse_distribution_from_logits(a, c).token_ids,
+    "cut": lambda c: sampling.apply_top_p_top_k(a, c.top_p, c.top_k, out=None if rng.random() < 0.5 else out),
+    "cut float64": lambda c: sampling.apply_top_p_top_k(out, c.top_p, c.top_k),
+    "order": lambda c: sampling.deterministic_top_k_order(a, c.top_k or 100),
+    "softmax": lambda c: sampling.softmax(a, c.temperature, out=None if rng.random() < 0.5 else out),
+    "residual": lambda c: sampling.residual_distribution(a, b, out=None if rng.random() < 0.5 else out),
+    "made": lambda c: SparseDistribution(token_ids, a, V).token_ids,
+    "sample": lambda c: sampling.sample_from_distribution(a, rng),
+    "verify": lambda c: sampling.verify_one_token(a, b, 5, rng).token_id,
+    "verify one sparse": lambda c: sampling.verify_one_token(
+        a, sampling.sparse_distribution_from_logits(b, c), 5, rng).token_id,
+    "marginal": lambda c: sampling.speculative_output_marginal(a, b),
+    "distance": lambda c: sampling.total_variation(a, b) + sampling.distribution_entropy(a),
+    "rows": lambda c: batch.distributions_from_logits(x, c),
+    "block": lambda c: verification.verify_block(x, x[1:], [1], rng).tokens,
+    "block from logits": lambda c: verification.verify_block_from_logits(x, x[1:], [1], c, rng=rng).tokens,
+}
+tokens = {"support", "order", "made", "sample", "verify", "verify one sparse", "block", "block from logits"}
+end = time.monotonic() + float(sys.argv[3])
+try:
+    while time.monotonic() < end:
+        for setting in settings:
+            for name, call in calls.items():
+                try:
+                    with np.errstate(all="ignore"):
+                        result = call(SamplerConfig(*setting))
+                except (ValueError, RuntimeError, MemoryError):
+                    continue
+                if name in tokens:
+                    assert np.all((0 <= np.asarray(result)) & (np.asarray(result) < V)), (name, setting)
+finally:
+    over.set()
+"""
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_rows_that_another_thread_writes_over(dtype):
+    # Any result will do, or an error; a write out of bounds ends the process, a loop without end the test.
+    run = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", RACE, dtype, "0", "2"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert run.returncode == 0, run.stderr
+
+
 @pytest.mark.parametrize("face", [reference, sampling])
 @pytest.mark.parametrize("text", ["0.5", b"1"])
 def test_text_is_no_number_of_a_penalty(face, text):

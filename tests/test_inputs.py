@@ -1,5 +1,6 @@
 """What comes in, what comes out, what is refused: the same on both faces (contract 1)."""
 
+import dataclasses
 import decimal
 import inspect
 import math
@@ -20,6 +21,18 @@ S = SparseDistribution
 ROW = np.array([0.5, 0.25, 0.125, 0.125, 0.0])
 OTHER = np.array([0.125, 0.5, 0.25, 0.0, 0.125])
 CONFIG = SamplerConfig(0.7, 0.9, 3)
+
+
+class Real:
+    """A real number of somebody's own, which does not compare with others."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __float__(self):
+        return self.value
+
+
 GREEDY = SamplerConfig(0.0)
 
 
@@ -638,3 +651,17 @@ def test_the_callers_error_state_changes_nothing(face, mode):
         expected = np.asarray(call()).tobytes()
         with np.errstate(all=mode):
             assert np.asarray(call()).tobytes() == expected
+
+
+@pytest.mark.parametrize("face", [reference, sampling])
+@pytest.mark.parametrize("name", ["temperature", "top_p", "presence_penalty", "frequency_penalty"])
+def test_settings_that_only_convert_to_a_number(face, name):
+    values = {"temperature": 0.5, "top_p": 0.75, "presence_penalty": 1.0, "frequency_penalty": 0.5}
+    config = SamplerConfig(**values, top_k=None)
+    given = dataclasses.replace(config, **{name: Real(values[name])})
+    x, counts = [0.0, 1.0, 2.0, 1.5], {2: 1}
+    for call in (face.distribution_from_logits, face.sparse_distribution_from_logits):
+        assert repr(call(x, given, token_counts=counts)) == repr(call(x, config, token_counts=counts))
+        for bad in ("0.5", b"1", None, 1j):
+            with pytest.raises(TypeError):
+                call(x, dataclasses.replace(config, **{name: bad}), token_counts=counts)

@@ -312,6 +312,8 @@ cdef bint correction_into(const Row *p, const Row *q, double *out) noexcept nogi
             table.weigh(out, n, &sum)
         total = table.total(&sum)
         if not isfinite(total):
+            if scale != 1.0:
+                return False  # the rows were written over meanwhile: scaled, finite entries have a sum
             scale = OVERFLOW_SCALE
         elif total > 0.0:
             table.divide_f64(out, n, total, out)

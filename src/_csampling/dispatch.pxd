@@ -77,7 +77,7 @@ cdef extern from "kernels.h" nogil:
         size_t (*split)(const double *p, size_t n, double bound, double *values, uint8_t *hits,
                         int *bad) noexcept nogil
         void (*range)(const double *values, size_t n, double *low, double *high) noexcept nogil
-        size_t (*between)(const double *values, size_t n, double low, double high,
+        size_t (*between)(const double *values, size_t n, double low, double high, size_t most,
                           double *inside) noexcept nogil
         void (*histogram)(const double *values, size_t n, uint64_t low, uint64_t high, int shift,
                           bucket *tables, size_t buckets) noexcept nogil

@@ -18,9 +18,10 @@ from libc.string cimport memcpy
 
 from mtplx._csampling.dlpack import widen_bfloat16
 
+from mtplx._csampling.mass cimport OVERFLOW_SCALE
+
 cnp.import_array()
 
-cdef double OVERFLOW_SCALE = 2.0 ** -64
 cdef tuple NOTHING = ()
 cdef object sparse_type = None
 cdef object batch_type = None
@@ -114,23 +115,19 @@ cdef object as_weights(object probs):
         return np.ascontiguousarray(values, dtype=np.float64) if values.ndim else values.astype(np.float64)
 
 
-cdef int64_t first_duplicate(const int64_t *ids, Py_ssize_t count, object owner) except -2:
+cdef int64_t first_duplicate(cnp.ndarray ids) except -2:
     """An id that stands twice, or -1."""
-    cdef cnp.ndarray ordered = np.sort(owner)
+    cdef cnp.ndarray ordered = np.sort(ids)
     cdef const int64_t *sorted_ids = <const int64_t *>cnp.PyArray_DATA(ordered)
     cdef Py_ssize_t i
-    for i in range(count - 1):
+    for i in range(cnp.PyArray_DIM(ordered, 0) - 1):
         if sorted_ids[i] == sorted_ids[i + 1]:
             return sorted_ids[i]
     return -1
 
 
-cdef double normalise(double *weights, Py_ssize_t count) noexcept nogil:
-    """Divide finite weights by their sum; returns the sum, or 0.0 and changes nothing where there is none.
-
-    Weights whose sum overflows are scaled by a power of two first, which loses nothing that counts.
-    The sum is compensated (Neumaier), so that it does not depend on how many weights there are.
-    """
+cdef double compensated(const double *weights, Py_ssize_t count) noexcept nogil:
+    """The sum (Neumaier): its error does not grow with how many there are. Not finite if it overflows."""
     cdef double total = 0.0, lost = 0.0, new_total, weight
     cdef Py_ssize_t i
     for i in range(count):
@@ -138,11 +135,21 @@ cdef double normalise(double *weights, Py_ssize_t count) noexcept nogil:
         new_total = total + weight
         lost += (total - new_total) + weight if total >= weight else (weight - new_total) + total
         total = new_total
+    return total + lost
+
+
+cdef double normalise(double *weights, Py_ssize_t count) noexcept nogil:
+    """Divide finite weights by their sum; returns the sum, or 0.0 and changes nothing where there is none.
+
+    Weights whose sum overflows are scaled by a power of two first, which loses nothing that counts. Once is
+    enough for any number of finite ones; others came from a row that was written over meanwhile.
+    """
+    cdef double total = compensated(weights, count)
+    cdef Py_ssize_t i
     if not isfinite(total):
         for i in range(count):
             weights[i] *= OVERFLOW_SCALE
-        return normalise(weights, count)
-    total += lost
+        total = compensated(weights, count)
     if total > 0.0 and total != 1.0:
         for i in range(count):
             weights[i] /= total
@@ -180,8 +187,9 @@ cdef class SparseDistributionBase:
         cdef bint ascending = True
         cdef cnp.ndarray ids, weights
         cdef const double *given
-        cdef const int64_t *given_ids
+        cdef const int64_t *own_ids
         cdef double *out
+        cdef double weight
         if not plain(token_ids, cnp.NPY_INT64):
             token_ids = as_ids(token_ids)
         if not plain(probs, cnp.NPY_DOUBLE):
@@ -199,22 +207,24 @@ cdef class SparseDistributionBase:
         size = vocabulary_size(vocab_size)
         ids = new_array(count, cnp.NPY_INT64)
         weights = new_array(count, cnp.NPY_DOUBLE)
-        given_ids = <const int64_t *>cnp.PyArray_DATA(<cnp.ndarray>token_ids)
+        # Checked is what is kept, not what another thread may write over.
+        memcpy(cnp.PyArray_DATA(ids), cnp.PyArray_DATA(<cnp.ndarray>token_ids), count * sizeof(int64_t))
+        own_ids = <const int64_t *>cnp.PyArray_DATA(ids)
         given = <const double *>cnp.PyArray_DATA(<cnp.ndarray>probs)
-        memcpy(cnp.PyArray_DATA(ids), given_ids, count * sizeof(int64_t))
         out = <double *>cnp.PyArray_DATA(weights)
         for i in range(count):
-            token_id = given_ids[i]
+            token_id = own_ids[i]
             if not 0 <= token_id < size:
                 raise ValueError(f"token id {token_id} is outside [0, {size})")
             ascending &= token_id > previous
             previous = token_id
-            if given[i] < 0.0 and isfinite(given[i]):
-                raise ValueError(f"token {token_id} has the negative probability {given[i]}")
+            weight = given[i]
+            if weight < 0.0 and isfinite(weight):
+                raise ValueError(f"token {token_id} has the negative probability {weight}")
             # + 0.0 turns -0.0 into 0.0
-            out[i] = given[i] + 0.0 if isfinite(given[i]) else 0.0
+            out[i] = weight + 0.0 if isfinite(weight) else 0.0
         if not ascending:
-            token_id = first_duplicate(given_ids, count, ids)
+            token_id = first_duplicate(ids)
             if token_id >= 0:
                 raise ValueError(f"token id {token_id} is given twice")
         if not normalise(out, count) > 0.0:
@@ -353,7 +363,7 @@ def restore(cls, token_ids, probs, vocab_size):
     if not mass:
         raise ValueError("no probability is positive")
     if not ascending:
-        token_id = first_duplicate(<const int64_t *>cnp.PyArray_DATA(ids), count, ids)
+        token_id = first_duplicate(ids)
         if token_id >= 0:
             raise ValueError(f"token id {token_id} is given twice")
     made = cls.__new__(cls)

@@ -3,7 +3,6 @@ from libc.stdint cimport int64_t
 cimport numpy as cnp
 
 from mtplx._csampling.arrays cimport Row
-from mtplx._csampling.distributions cimport SparseDistributionBase
 
 cdef extern from "numpy/random/bitgen.h" nogil:
     ctypedef struct bitgen_t:

@@ -40,12 +40,11 @@ from mtplx._csampling.dispatch cimport (
     table,
 )
 from mtplx._csampling.distributions cimport SparseDistributionBase, require_support
-from mtplx._csampling.mass cimport OVERFLOW_SCALE
+from mtplx._csampling.mass cimport OVERFLOW_SCALE, UNIT
 
 cnp.import_array()
 
 cdef object Generator = np.random.Generator
-cdef double UNIT = 2.0 ** -53
 
 
 cdef bint is_plain(object rng):

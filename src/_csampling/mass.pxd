@@ -5,6 +5,8 @@ cdef enum:
     ROW_WITHOUT_MASS
     ROW_BAD          # negative, NaN or infinite
 
+cdef double UNIT  # 2^-53, the relative error of one rounding
+
 # What scales weights whose sum overflows: a power of two, so that nothing that counts is rounded.
 cdef double OVERFLOW_SCALE
 

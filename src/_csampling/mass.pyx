@@ -6,6 +6,7 @@ from libc.string cimport memcpy, memset
 from mtplx._csampling.arrays cimport Row, element, probs_piece
 from mtplx._csampling.dispatch cimport CHUNK, running, table
 
+UNIT = 2.0 ** -53
 OVERFLOW_SCALE = 2.0 ** -64
 
 

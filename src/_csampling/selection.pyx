@@ -44,15 +44,14 @@ from mtplx._csampling.dispatch cimport (
     streamed,
     table,
 )
+from mtplx._csampling.mass cimport OVERFLOW_SCALE, UNIT
 from mtplx._csampling.softmax cimport exponentials, set_scaling
 
 cdef extern from "Python.h":
     Py_ssize_t PY_SSIZE_T_MAX
 
-cdef double UNIT = 2.0 ** -53        # relative error of one rounding
 cdef double SMALLEST = 5e-324        # 2^-1074
 cdef double LOG2_E = 1.4426950408889634
-cdef double OVERFLOW_SCALE = 2.0 ** -64
 # Temperatures at which log2(e)/T and its products are ordinary float32 numbers.
 cdef double ROUGH_LOW = 2.0 ** -60, ROUGH_HIGH = 2.0 ** 60
 
@@ -273,6 +272,8 @@ cdef selection_status best_probabilities(const Row *row, Py_ssize_t k, Candidate
         status = NO_MASS
     else:
         collect_values(row, k, maxima, blocks, best)
+        if best.count == 0:
+            status = NO_MASS  # the row was written over meanwhile
     return status
 
 
@@ -286,6 +287,8 @@ cdef selection_status best_values(const Row *row, Py_ssize_t k, Candidates *best
     status = block_pass(row, 1.0, False, maxima, &run)
     if status == SELECTED:
         collect_values(row, k, maxima, blocks, best)
+        if best.count < k:
+            status = TOO_MANY  # the row was written over meanwhile
     return status
 
 
@@ -385,6 +388,14 @@ cdef double TINY_WEIGHT = 2.0 ** -900
 cdef double SURELY_ORDINARY = -600.0  # no exponential of this or more is tiny: exp(-600) > 2^-866
 
 
+cdef double slack_of_exp(const scaling *s, double bound) noexcept nogil:
+    """By how much, over T, a logit must lie below `bound` for its exponential not to be larger.
+
+    Derived in `slack_below`. It may be equal: subnormal results are rounded once more, which keeps order.
+    """
+    return 2.0 ** -48 * (1.0 + fabs(table.scaled(bound, s)) + fabs(s.top))
+
+
 cdef double slack_below(const scaling *s, double bound, Py_ssize_t n) noexcept nogil:
     """The logit below which no probability can tie with that of `bound` or exceed it.
 
@@ -394,12 +405,11 @@ cdef double slack_below(const scaling *s, double bound, Py_ssize_t n) noexcept n
     subnormal they are multiples of 2^-1074: weights apart by more than n 2^-1073 >= sum 2^-1073 differ.
     Below z = -746 every weight is 0; the slack there keeps what is rounded on the way to that logit below it.
     """
-    cdef double quotient = table.scaled(bound, s)
     cdef double slack, lowest = (s.top - 747.0 - 2.0 ** -48 * (1.0 + fabs(s.top))) * s.temperature
-    cdef double z = quotient - s.top
+    cdef double z = table.scaled(bound, s) - s.top
     cdef double weight
     if z > -745.0:
-        slack = 2.0 ** -48 * (1.0 + fabs(quotient) + fabs(s.top))
+        slack = slack_of_exp(s, bound)
         if z < SURELY_ORDINARY:
             weight = weigh_one(bound, s)
             if weight < TINY_WEIGHT:
@@ -483,6 +493,9 @@ cdef selection_status collect_logits(const Row *row, const scaling *s, Py_ssize_
         length = logits_piece(&part, chunk * CHUNK, buffer, &piece, &single)
         if single:
             hits = table.collect_f32(<const float *>piece, length, bound, chunk * CHUNK, ids, values)
+        elif not (any_at_least(maxima + chunk * SIDE_BY_SIDE, nextafter(level, INFINITY))
+                  or table.between(<const double *>piece, length, bound, level, 1, values)):
+            continue  # nothing but what equals the level
         else:
             hits = table.collect_f64(<const double *>piece, length, bound, chunk * CHUNK, ids, values)
         for h in range(hits):
@@ -497,15 +510,16 @@ cdef selection_status collect_logits(const Row *row, const scaling *s, Py_ssize_
                 # No weight exceeds exp(0) = 1, and later ones have higher ids.
                 best.count = k
                 return SELECTED
-            if not cut_back(k, best):
+            if not cut_back(k, best, row.n):
                 return TOO_MANY
             level = best.items[k - 1].value
-            bound = slack_below(s, level, row.n)
+            # What follows has higher ids: it has to exceed the k-th weight, a tie is not enough.
+            bound = level - slack_of_exp(s, level) * s.temperature
             if row.kind != F64 and row.patches == 0 and <float>bound == <float>level:
                 # No float32 lies between: what ties is equal.
                 bound = nextafter(level, INFINITY)
     if best.count == 0:
-        return TOO_MANY  # the caller's other threads write the row meanwhile
+        return TOO_MANY  # the row was written over meanwhile
     weigh(best.items, best.count, s)
     rank_first(best.items, best.count, k)
     return SELECTED
@@ -520,20 +534,21 @@ cdef bint none_close_to_one(const Candidates *best, Py_ssize_t k) noexcept nogil
     return True
 
 
-cdef bint cut_back(Py_ssize_t k, Candidates *best) noexcept nogil:
+cdef bint cut_back(Py_ssize_t k, Candidates *best, Py_ssize_t n) noexcept nogil:
     """Drop what cannot be among the k best any more: the list is cut after rank k, unless weights too close
-    to the k-th to tell stand on both sides of it."""
+    to the k-th to tell stand on both sides of it.
+
+    Where quotients may be subnormal, weights farther apart than n 2^-1073 differ (`slack_below`).
+    """
     cdef double kth = best.items[k - 1].weight
-    cdef Py_ssize_t i
-    if kth < TINY_WEIGHT:
-        return False
-    i = k - 1
-    while i > 0 and best.items[i - 1].weight <= kth * (1.0 + CLOSE):
+    cdef double apart = kth * CLOSE + (n * (2.0 * SMALLEST) if kth < TINY_WEIGHT else 0.0)
+    cdef Py_ssize_t i = k - 1
+    while i > 0 and best.items[i - 1].weight <= kth + apart:
         i -= 1
     if best.items[i].weight != kth:
         return False
     for i in range(k, best.count):
-        if best.items[i].weight >= kth * (1.0 - CLOSE) and (
+        if best.items[i].weight >= kth - apart and (
                 best.items[i].weight != kth or best.items[i].value != best.items[k - 1].value):
             return False
     best.count = k
@@ -587,7 +602,8 @@ cdef bint uncertain_cut(const Candidates *best, Py_ssize_t kept) noexcept nogil:
     cdef double last = best.items[kept - 1].weight
     cdef Py_ssize_t i
     cdef bint tied = False
-    if last < TINY_WEIGHT and last > 0.0:
+    if last < TINY_WEIGHT and last > 0.0 and best.items[1].weight >= TINY_WEIGHT:
+        # With one weight of 1 and none but tiny ones the sum is 1, and the weights are the probabilities.
         return True
     for i in range(kept, best.count):
         if best.items[i].weight >= last * (1.0 - CLOSE):
@@ -611,6 +627,7 @@ cdef enum:
     SAMPLE_FIRST = (1023 - 112) * 8
     BUCKETS = 1024         # of one histogram, at most
     HANDFUL = 128          # values that are sorted rather than refined further
+    SPILL = 16             # what `between` may write behind its room
     FEW_HITS = 64          # where one element in so many can be kept, the rest is not read again
 
 # What is left to search: the values whose bit patterns lie in [low, high), with what lies above them.
@@ -731,7 +748,8 @@ cdef selection_status cut_above(const double *p, Py_ssize_t n, double top_p, Py_
     cdef int bad = 0
     cdef double smallest, largest
     cdef double *packed = NULL
-    cdef double handful[HANDFUL + 8]
+    cdef Py_ssize_t room = 0
+    cdef double handful[HANDFUL + SPILL]
     cdef walk_result result
     cdef bucket *tables
     bound = max(bound, SMALLEST)
@@ -762,18 +780,19 @@ cdef selection_status cut_above(const double *p, Py_ssize_t n, double top_p, Py_
         tables = <bucket *>malloc(TABLES * BUCKETS * sizeof(bucket))
         if tables is NULL:
             return NO_MEMORY
-        while search.inside > HANDFUL and search.high - search.low > 1 and result == CROSSED:
+        while search.inside > HANDFUL and search.low < search.high - 1 and result == CROSSED:
             result = refine(&search, tables)
             if result == CROSSED and search.inside > HANDFUL:
                 # Go on with the bucket alone, and within what its values span: ties end here.
                 if packed is NULL:
-                    packed = <double *>malloc((search.inside + 8) * sizeof(double))
+                    room = search.inside
+                    packed = <double *>malloc((room + SPILL) * sizeof(double))
                     if packed is NULL:
                         free(tables)
                         return NO_MEMORY
                 # In place from the second time on: what is packed never overtakes what is read.
                 search.found_count = table.between(search.found, search.found_count, value_of(search.low),
-                                                   value_of(search.high), packed)
+                                                   value_of(search.high), room, packed)
                 search.found = packed
                 table.range(packed, search.found_count, &smallest, &largest)
                 search.low = bits_of(smallest)
@@ -784,16 +803,17 @@ cdef selection_status cut_above(const double *p, Py_ssize_t n, double top_p, Py_
             if search.inside == search.found_count:
                 memcpy(handful, search.found, search.inside * sizeof(double))
             else:
-                table.between(search.found, search.found_count, value_of(search.low), value_of(search.high),
-                              handful)
-            search.inside = rank_levels(handful, search.inside, search.k - search.above_count)
+                search.inside = table.between(search.found, search.found_count, value_of(search.low),
+                                              value_of(search.high), HANDFUL, handful)
+            if search.inside:
+                search.inside = rank_levels(handful, search.inside, search.k - search.above_count)
             result = walk(&search, handful, cut)
         else:
             result = level(&search, value_of(search.low), search.inside, cut)
     free(packed)
     if result == IN_DOUBT:
         count_fallback(NUCLEUS_BOUNDARY)
-        result = replay(&search, values, cut)
+        result = replay(&search, cut)
         if result == IN_DOUBT:
             return NO_MEMORY
     if result == NOT_CROSSED:
@@ -823,8 +843,8 @@ cdef walk_result refine(Search *search, bucket *tables) noexcept nogil:
     """Narrow the search to one bucket of a histogram over the leading bits that still differ."""
     cdef int shift = 0
     cdef Py_ssize_t buckets, b
-    # About a value to a bucket: clearing and walking the buckets is not to take longer than filling them.
-    cdef uint64_t most = min(max(search.found_count, <Py_ssize_t>HANDFUL), <Py_ssize_t>BUCKETS)
+    # Some values to a bucket: clearing and walking the buckets is not to take longer than filling them.
+    cdef uint64_t most = min(max(search.found_count >> 4, <Py_ssize_t>HANDFUL), <Py_ssize_t>BUCKETS)
     cdef uint64_t first
     cdef double mass, counted
     cdef Py_ssize_t count, each
@@ -899,32 +919,50 @@ cdef walk_result level(Search *search, double value, Py_ssize_t count, Cut *cut)
     return CROSSED if search.above_count >= search.k else NOT_CROSSED
 
 
-cdef walk_result replay(const Search *search, double *values, Cut *cut) noexcept nogil:
-    """The cut by the reference's own sums: one by one in rank order. IN_DOUBT if memory is short."""
-    cdef Py_ssize_t kept = 0, first
-    cdef double before = 0.0, smallest, largest
-    cdef double *room
-    table.range(values, search.count, &smallest, &largest)
-    if smallest < largest:
-        room = <double *>malloc(search.count * sizeof(double))
-        if room is NULL:
-            return IN_DOUBT
-        radix_sort_descending(values, room, search.count)
-        free(room)
-    while kept < search.count and kept < search.k and (kept == 0 or before < search.top_p):
-        before += values[kept]
-        kept += 1
-    if kept == search.count and kept < search.k and before < search.top_p:
-        return NOT_CROSSED
-    cut.threshold = values[kept - 1]
-    first = kept - 1
-    while first > 0 and values[first - 1] == cut.threshold:
-        first -= 1
-    cut.level_kept = kept - first
-    while kept < search.count and values[kept] == cut.threshold:
-        kept += 1
-    cut.level_count = kept - first
-    return CROSSED
+cdef walk_result replay(const Search *search, Cut *cut) noexcept nogil:
+    """The cut by the reference's own sums: one by one in rank order. IN_DOUBT if memory is short.
+
+    Equal values are taken together, as long as the largest ones are many of what is left; then it is sorted.
+    """
+    cdef Py_ssize_t left = search.count, above = 0, level, i
+    cdef double before = 0.0, value, smallest
+    cdef double *room = <double *>malloc((2 * left + SPILL) * sizeof(double))
+    cdef const double *source = search.values
+    cdef bint ranked = False
+    cdef walk_result result = NOT_CROSSED
+    if room is NULL:
+        return IN_DOUBT
+    while left > 0 and result == NOT_CROSSED:
+        if ranked:
+            value = source[0]
+            level = 1
+            while level < left and source[level] == value:
+                level += 1
+        else:
+            table.range(source, left, &smallest, &value)
+            level = left
+            if smallest < value:
+                level -= table.between(source, left, 0.0, value, left, room)
+        i = 0
+        while i < min(level, search.k - above) and (above + i == 0 or before < search.top_p):
+            before += value
+            i += 1
+        above += i
+        if i < level or above == search.k or not before < search.top_p:
+            cut.threshold = value
+            cut.level_count = level
+            cut.level_kept = i
+            result = CROSSED
+        left -= level
+        if ranked:
+            source += level
+        elif level > left >> 3:
+            source = room
+        elif result == NOT_CROSSED:
+            source = sort_descending(room, room + left, left)
+            ranked = True
+    free(room)
+    return result
 
 
 cdef void finish(const Search *search, double *values, Cut *cut) noexcept nogil:
@@ -935,14 +973,15 @@ cdef void finish(const Search *search, double *values, Cut *cut) noexcept nogil:
     # away from a sum would cancel.
     cdef bint divided = cut.level_kept < cut.level_count
     cdef double lowest = nextafter(cut.threshold, INFINITY) if divided else cut.threshold
+    cdef int attempt
     cut.scale = 1.0
-    while True:
+    for attempt in range(2):
         memset(&total, 0, sizeof(total))
         table.sum_at_least(values, search.count, lowest * cut.scale, &total)
         cut.total = table.total(&total)
         if divided:
             cut.total += cut.level_kept * (cut.threshold * cut.scale)
-        if isfinite(cut.total):
+        if isfinite(cut.total) or attempt == 1:
             return
         cut.scale = OVERFLOW_SCALE
         for i in range(search.count):
@@ -977,34 +1016,37 @@ cdef enum:
     RADIX = 2048
 
 
-cdef void radix_sort_descending(double *values, double *room, Py_ssize_t count) noexcept nogil:
-    """Least significant digit first over the bit patterns of positive doubles; ends in `values`."""
+cdef const double *sort_descending(double *values, double *room, Py_ssize_t count) noexcept nogil:
+    """The positive doubles in order, in their own memory or in `room`, which is as large.
+
+    Least significant digit first over the distances of their bit patterns from the largest: values that are
+    close differ in few digits.
+    """
     cdef Py_ssize_t places[RADIX]
-    cdef Py_ssize_t i, d, place, held
-    cdef double *source = values
-    cdef double *target = room
+    cdef Py_ssize_t i, d = 0, place, held
     cdef double *swap
-    cdef uint64_t digit
-    for d in range(DIGITS):
+    cdef uint64_t digit, top
+    cdef double smallest, largest
+    table.range(values, count, &smallest, &largest)
+    top = bits_of(largest)
+    while d < DIGITS and (top - bits_of(smallest)) >> (d * DIGIT):
         memset(places, 0, sizeof(places))
         for i in range(count):
-            places[(~bits_of(source[i]) >> (d * DIGIT)) & (RADIX - 1)] += 1
-        if places[(~bits_of(source[0]) >> (d * DIGIT)) & (RADIX - 1)] == count:
-            continue
+            places[((top - bits_of(values[i])) >> (d * DIGIT)) & (RADIX - 1)] += 1
         place = 0
         for i in range(RADIX):
             held = places[i]
             places[i] = place
             place += held
         for i in range(count):
-            digit = (~bits_of(source[i]) >> (d * DIGIT)) & (RADIX - 1)
-            target[places[digit]] = source[i]
+            digit = ((top - bits_of(values[i])) >> (d * DIGIT)) & (RADIX - 1)
+            room[places[digit]] = values[i]
             places[digit] += 1
-        swap = source
-        source = target
-        target = swap
-    if source is not values:
-        memcpy(values, source, count * sizeof(double))
+        swap = values
+        values = room
+        room = swap
+        d += 1
+    return values
 
 
 cdef int rank_all(const Row *row, int64_t *ids) noexcept nogil:

@@ -57,10 +57,3 @@ cdef double keyed_uniform(uint64_t seed, uint64_t position, uint64_t lane) noexc
         c2 = high_0 ^ c3 ^ k1
         c3 = low_0
     return (c0 >> 11) * (1.0 / 9007199254740992.0)
-
-
-def keyed_uniforms_into(uint64_t seed, uint64_t position, lanes, double[::1] out):
-    """Write the uniform of every lane; for tests."""
-    cdef Py_ssize_t i
-    for i in range(out.shape[0]):
-        out[i] = keyed_uniform(seed, position, <uint64_t>lanes[i])

@@ -358,6 +358,7 @@ def _restore_batch(
             raise ValueError(f"{name} must be a stored array of shape (N, k)")
     if token_ids.shape != probs.shape or not isinstance(vocab_size, int) or not 0 < vocab_size < 1 << 63:
         raise ValueError(f"arrays of {token_ids.shape} and {probs.shape}, vocab_size {vocab_size!r}")
+    token_ids, probs = token_ids.copy(), probs.copy()  # what is checked is what is kept
     for row in range(token_ids.shape[0]):
         with errors_at(f"row {row}"):
             held = token_ids[row] != -1

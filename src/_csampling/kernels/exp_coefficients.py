@@ -1,7 +1,8 @@
 """Coefficients of exp.h: near-minimax polynomials by Chebyshev interpolation (needs mpmath).
 
 Prints the numbers as they stand in exp.h, with the largest relative error of each polynomial over
-its interval before rounding. Run: python exp_coefficients.py
+its interval before rounding. Run:
+python src/_csampling/kernels/exp_coefficients.py
 """
 
 import mpmath as mp

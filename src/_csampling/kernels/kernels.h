@@ -121,8 +121,9 @@ typedef struct kernels {
     size_t (*split)(const double *p, size_t n, double bound, double *values, uint8_t *hits, int *bad);
     /* Smallest and largest element, n >= 1, no NaN. */
     void (*range)(const double *values, size_t n, double *low, double *high);
-    /* The elements within [low, high), packed in order into inside, which has room for them and 8 more. */
-    size_t (*between)(const double *values, size_t n, double low, double high, double *inside);
+    /* The elements within [low, high), packed in order into inside, which has room for `most` and 16 more; it
+     * stops there. Returns how many. */
+    size_t (*between)(const double *values, size_t n, double low, double high, size_t most, double *inside);
     /* Adds element v to bucket (bits of v >> shift) - (low >> shift) of one of TABLES tables, which lie one
      * behind the other, for bits within [low, high); others are passed over. */
     void (*histogram)(const double *values, size_t n, uint64_t low, uint64_t high, int shift, bucket *tables,

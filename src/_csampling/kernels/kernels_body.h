@@ -1031,10 +1031,11 @@ static size_t split(const double *p, size_t n, double bound, double *values, uin
             IN_GROUP count += compress_f64(values + count, v[j], bits_f64(above[j]));
     }
     for (; i < n; ++i) {
-        if (!(p[i] >= 0.0))
+        const double v = p[i];
+        if (!(v >= 0.0))
             *bad = 1;
-        if (p[i] >= bound)
-            values[count++] = p[i];
+        if (v >= bound)
+            values[count++] = v;
     }
     *bad |= !all_set_f64(fine);
     return count;
@@ -1070,11 +1071,11 @@ static void range(const double *values, size_t n, double *low, double *high)
     *high = largest;
 }
 
-static size_t between(const double *values, size_t n, double low, double high, double *inside)
+static size_t between(const double *values, size_t n, double low, double high, size_t most, double *inside)
 {
     const f64v l = all_f64(low), h = all_f64(high);
     size_t count = 0, i = 0;
-    for (; i + SIXTEEN <= n; i += SIXTEEN) {
+    for (; i + SIXTEEN <= n && count <= most; i += SIXTEEN) {
         f64v v[GROUP];
         i64v in[GROUP], any = {0};
         IN_GROUP v[j] = load_f64(values + i + j * F64_LANES);
@@ -1083,10 +1084,12 @@ static size_t between(const double *values, size_t n, double low, double high, d
         if (UNLIKELY(bits_f64(any)))
             IN_GROUP count += compress_f64(inside + count, v[j], bits_f64(in[j]));
     }
-    for (; i < n; ++i)
-        if (values[i] >= low && values[i] < high)
-            inside[count++] = values[i];
-    return count;
+    for (; i < n && count <= most; ++i) {
+        const double v = values[i];
+        if (v >= low && v < high)
+            inside[count++] = v;
+    }
+    return count < most ? count : most;
 }
 
 INLINE uint64_t bits_of(double x)

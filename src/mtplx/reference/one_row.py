@@ -142,6 +142,13 @@ def as_temperature(temperature: Any) -> float:
     return value
 
 
+def as_top_p(top_p: Any) -> float:
+    value = as_real(top_p, "top_p")
+    if np.isnan(value):
+        raise ValueError(f"top_p is {value}")
+    return value
+
+
 def as_top_k(top_k: Any, size: int) -> int:
     """The number of ranks to keep; 0 when top-k is off."""
     k = 0 if top_k is None else operator.index(top_k)
@@ -322,9 +329,7 @@ def apply_top_p_top_k(
     array([0.66666667, 0.33333333, 0.        , 0.        ])
     """
     p = as_probabilities(probs, "probs")
-    threshold = as_real(top_p, "top_p")
-    if np.isnan(threshold):
-        raise ValueError(f"top_p is {threshold}")
+    threshold = as_top_p(top_p)
     k = as_top_k(top_k, p.size)
     result = as_result(out, p.size, probs, p)
     nucleus = 0.0 < threshold < 1.0
@@ -495,13 +500,12 @@ def distribution_from_logits(
         logits, token_counts, config.presence_penalty, config.frequency_penalty, penalty_overlay
     )
     x = as_row(penalised, "logits")
-    if np.isnan(float(config.top_p)):
-        raise ValueError(f"top_p is {config.top_p}")
+    temperature, top_p = as_temperature(config.temperature), as_top_p(config.top_p)
     as_result(out, x.size, logits, x)
-    nucleus = 0.0 < config.top_p < 1.0
-    if config.temperature <= 0.0 or not (nucleus or as_top_k(config.top_k, x.size)):
-        return softmax(x, config.temperature, out=out)
-    return apply_top_p_top_k(softmax(x, config.temperature), config.top_p, config.top_k, out=out)
+    nucleus = 0.0 < top_p < 1.0
+    if temperature <= 0.0 or not (nucleus or as_top_k(config.top_k, x.size)):
+        return softmax(x, temperature, out=out)
+    return apply_top_p_top_k(softmax(x, temperature), top_p, config.top_k, out=out)
 
 
 def sparse_distribution_from_logits(
