@@ -1,5 +1,6 @@
 """`verify_block_from_logits` is `verify_block` on the rows of `distributions_from_logits`."""
 
+import collections
 from collections import Counter
 from dataclasses import replace
 
@@ -299,3 +300,129 @@ def test_greedy_takes_the_lowest_id_among_equal_probabilities(V):
     config = SamplerConfig(1.0, 1.0, 0)
     got = verification.verify_block_from_logits(logits[None], None, [], config, rule="greedy").tokens
     assert got.tolist() == [int(np.argmax(sampling.softmax(logits)))]
+
+
+COUNTED = SamplerConfig(1.0, 1.0, 0, 0.5)
+
+BAD_PENALTIES = {
+    "a negative id": (IndexError, "token id -3 ", {"penalty_overlay": [None, None, {-3: 1.0}]}),
+    "an id of more than 64 bits": (
+        IndexError,
+        "token id 73786976294838206464 ",
+        {"penalty_overlay": [None, None, {2**66: 1.0}]},
+    ),
+    "a NaN": (ValueError, "token 1 is nan", {"penalty_overlay": [None, None, {1: np.nan}]}),
+    "a text": (TypeError, "token 1 must be a real number", {"penalty_overlay": [None, None, {1: "9"}]}),
+    "an id that is none": (TypeError, "float", {"penalty_overlay": [None, None, {1.0: 1.0}]}),
+    "no mapping": (TypeError, "penalty_overlay must be a mapping", {"penalty_overlay": [None, None, 3]}),
+    "a negative count": (ValueError, "token 1 has the count -2", {"token_counts": {1: -2}}),
+    "a count of a negative id": (IndexError, "token id -1 ", {"token_counts": {-1: 2}}),
+}
+
+
+@every_face
+@pytest.mark.parametrize("bad", BAD_PENALTIES.values(), ids=BAD_PENALTIES)
+def test_penalties_of_rows_that_are_never_reached_are_checked(face, bad):
+    """Before a number is drawn, by one block and by a batch; the row is named where it is one's own."""
+    error, message, options = bad
+    for rule in ("exact", "block", "greedy"):
+        rng = np.random.default_rng(0)
+        before = plain_state(rng)
+        with pytest.raises(error, match=message) as caught:
+            face.verify_block_from_logits(
+                [[0.0, 60.0]] * 3, [[60.0, 0.0]] * 2, [0, 0], COUNTED, rng=rng, rule=rule, **options
+            )
+        each = {name: [None, value] for name, value in options.items()}
+        with pytest.raises(error, match=f"sequence 1: .*{message}"):
+            face.verify_batch_from_logits(
+                [[[0.0, 60.0]] * 3] * 2,
+                [[[60.0, 0.0]] * 2] * 2,
+                [[0, 0]] * 2,
+                COUNTED,
+                rngs=[rng, np.random.default_rng(1)],
+                rule=rule,
+                **each,
+            )
+        assert plain_state(rng) == before
+    where = "row 0: " if "token_counts" in options else "" if "mapping" in message else "row 2: "
+    assert str(caught.value).startswith(where)
+
+
+@every_face
+def test_counts_are_not_looked_at_without_penalties(face):
+    face.verify_block_from_logits([[0.0, 1.0]], None, [], PLAIN, token_counts={-1: "many"})
+
+
+@every_face
+def test_ids_that_are_given_twice_count_once(face):
+    class Three:
+        def __index__(self):
+            return 3
+
+    overlay = {3: -50.0, Three(): np.inf}
+    decision = face.verify_block_from_logits(np.zeros((1, 5)), None, [], PLAIN, penalty_overlay=overlay)
+    assert decision.tokens[0] != 3
+
+
+@every_face
+def test_overlays_in_any_sequence(face):
+    for kind in (list, tuple, collections.deque, lambda given: np.array(given, dtype=object)):
+        overlays = kind([{0: np.inf}, {1: np.inf}])
+        decision = face.verify_block_from_logits(
+            LOGITS[:2], None, [1, 0], PLAIN, rule="greedy", penalty_overlay=overlays
+        )
+        assert decision.tokens.tolist() == [1, 0]
+
+
+@every_face
+def test_a_padded_sequence_has_overlays_of_its_own_rows(face):
+    """One for each of its k + 1 rows, as its block alone takes them."""
+    targets = np.zeros((2, 3, 4))
+    tokens = np.array([[1, 2], [1, -1]])
+    own = [{0: 60.0}, {0: 60.0, 1: 60.0}]
+    decision = face.verify_batch_from_logits(
+        targets,
+        None,
+        tokens,
+        PLAIN,
+        rule="greedy",
+        seeds=[1, 2],
+        positions=[0, 0],
+        penalty_overlay=[None, own],
+    )
+    assert decision.tokens[1].tolist() == [1, 2, -1]
+    with pytest.raises(ValueError, match="sequence 1: penalty_overlay has 3 entries for 2 target rows"):
+        face.verify_batch_from_logits(
+            targets,
+            None,
+            tokens,
+            PLAIN,
+            rule="greedy",
+            seeds=[1, 2],
+            positions=[0, 0],
+            penalty_overlay=[None, [*own, None]],
+        )
+
+
+@pytest.mark.parametrize("batch", [False, True], ids=["block", "batch"])
+def test_numbers_that_give_the_rows_back_when_they_are_read(batch):
+    """Penalties and settings are read while no address is held: rows that change then are read as changed."""
+    rows = np.zeros((2, 3000))
+    rows[:, 7] = 60.0
+
+    class Late:
+        def __float__(self):
+            rows.resize((2, 2048), refcheck=False)
+            rows[:] = 0.0
+            rows[:, 9] = 60.0
+            return 0.0
+
+    options = {"rule": "greedy", "penalty_overlay": {3: Late()}}
+    if batch:
+        found = verification.verify_batch_from_logits(
+            [rows], None, [[9]], PLAIN, seeds=[1], positions=[0], **options
+        )
+        assert found.tokens.tolist() == [[9, 9]]
+    else:
+        found = verification.verify_block_from_logits(rows, None, [9], PLAIN, **options)
+        assert found.tokens.tolist() == [9, 9]

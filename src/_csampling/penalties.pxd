@@ -15,6 +15,10 @@ cdef class Patches:
 # to be called before the address of a row is taken. TypeError if one is no mapping, or holds no numbers.
 cdef tuple read_mappings(object token_counts, object overlay, double presence, double frequency)
 
+# The parts of it: one mapping is checked; it is read, as itself where it is a dict of numbers, else as pairs.
+cdef object require_mapping(object mapping, str name)
+cdef object plain_numbers(object mapping, str name)
+
 # The patches of one row, None where there is nothing to do, of what read_mappings gave. Checks everything.
 cdef Patches open_patches(const Row *row, object token_counts, double presence, double frequency,
                           object overlay)

@@ -5,6 +5,7 @@ whole range of blocks is verified with one release of the GIL (`rules.run`). Err
 """
 
 import operator
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -26,7 +27,6 @@ from mtplx._csampling.arrays cimport (
     bad_probabilities,
     doubles,
     element,
-    id_within,
     ids_of,
     imported,
     is_bfloat16,
@@ -55,7 +55,7 @@ from mtplx._csampling.blocks cimport (
 )
 from mtplx._csampling.distributions cimport bad_logits, is_batch
 from mtplx._csampling.draws cimport bitgen_of
-from mtplx._csampling.penalties cimport clamped
+from mtplx._csampling.penalties cimport clamped, plain_numbers, require_mapping
 from mtplx._csampling.rules cimport run
 from mtplx._csampling.truncation cimport nucleus_mass
 from mtplx._csampling.views cimport (
@@ -178,6 +178,8 @@ cdef class OpenBlock:
     cdef Block block
     cdef list kept
     cdef object generator
+    cdef tuple refused       # an error of the settings, and where; or None
+    cdef Py_ssize_t overlays  # how many there are, -1 for one of all rows
     cdef char *unreadable
     cdef double *memory  # of tokens and results
 
@@ -186,6 +188,7 @@ cdef class OpenBlock:
         self.unreadable = NULL
         self.memory = NULL
         self.kept = []
+        self.overlays = -1
 
     def __dealloc__(self):
         cdef Penalties *penalties = &self.block.penalties
@@ -203,10 +206,18 @@ cdef class OpenBlock:
 
     cdef object open(self, object target, Py_ssize_t target_count, object draft, Py_ssize_t draft_count,
                      object draft_tokens, Py_ssize_t token_count, tuple rule, bint check_draft,
-                     bint from_logits):
-        """Counts are how many of the rows and ids are meant, -1 for all."""
-        self.open_rule(rule, check_draft, from_logits)
+                     tuple settings):
+        """Counts are how many of the rows and ids are meant, -1 for all; settings are those of logits."""
+        self.open_rule(rule, check_draft, settings is not None)
         self.open_tokens(draft_tokens, token_count)
+        if settings is not None:
+            config, draft_config, token_counts, penalty_overlay = settings
+            self.read_settings(config, draft_config, token_counts, penalty_overlay)
+            self.open_sums()
+        self.open_rows(target, target_count, draft, draft_count)
+
+    cdef object open_rows(self, object target, Py_ssize_t target_count, object draft, Py_ssize_t draft_count):
+        cdef bint from_logits = self.block.from_logits
         open_side(target, "target", &self.block.target, from_logits, self.kept)
         self.check_target(target_count)
         if draft is None:
@@ -303,95 +314,106 @@ cdef class OpenBlock:
         for i in range(K):
             ids[i] = (<const int64_t *>(row + i * stride))[0]
 
-    cdef object configure(self, object config, object draft_config, object token_counts,
-                          object penalty_overlay):
-        """Settings of both sides. Of the rows only the target's first is read, as every rule does."""
-        cdef Block *block = &self.block
-        cdef Py_ssize_t n = self.vocabulary(&block.target)
-        settle_config(&block.target_settings, config)
-        if block.draft.kind != POINTS:
-            settle_config(&block.draft_settings, draft_config)
-        # Others first look whether a rough sum says enough.
-        block.target_settings.exact = block.draft_settings.exact = block.rule in (BLOCK_RULE, CASCADE)
-        if block.rule == BLOCK_RULE:
-            block.sums = <KeptSum *>calloc(2 * block.drafts + 1, sizeof(KeptSum))
-            if block.sums is NULL:
-                raise MemoryError
-        block.penalties.presence = clamped(config.presence_penalty, "presence_penalty")
-        block.penalties.frequency = clamped(config.frequency_penalty, "frequency_penalty")
-        self.open_penalties(token_counts, penalty_overlay, n)
+    cdef object read_settings(self, object config, object draft_config, object token_counts,
+                              object penalty_overlay):
+        """Of both sides, before the address of a row is taken: any of it may run code of the caller's.
 
-    @cython.boundscheck(True)  # the caller's lists may shrink meanwhile
-    cdef Py_ssize_t vocabulary(self, const Side *side) except -1:
-        cdef Row row
-        if side.kind == MATRIX:
-            return side.first.n
-        if side.count == 0:
-            return PY_SSIZE_T_MAX  # nothing will be looked up
-        self.kept.append(open_row((<object>side.rows)[0], "logits", &row))
-        return row.n
-
-    cdef object open_penalties(self, object token_counts, object penalty_overlay, Py_ssize_t n):
+        What is wrong with it is kept for `check_settings`, after what is wrong with the rows.
+        """
         cdef Block *block = &self.block
         cdef Penalties *penalties = &block.penalties
-        cdef Py_ssize_t rows = block.target.count, total = 0, most = 0, i
+        cdef Py_ssize_t i = 0
+        cdef bint each = is_sequence(penalty_overlay)
+        where = ""
+        try:
+            require_mapping(token_counts, "token_counts")
+            given = list(penalty_overlay) if each else [penalty_overlay]
+            self.overlays = len(given) if each else -1
+            for overlay in given:
+                require_mapping(overlay, "penalty_overlay")
+            where = "row 0"
+            penalties.presence = clamped(config.presence_penalty, "presence_penalty")
+            penalties.frequency = clamped(config.frequency_penalty, "frequency_penalty")
+            settle_config(&block.target_settings, config)
+            if draft_config is not None:
+                settle_config(&block.draft_settings, draft_config)
+            counted = penalties.presence != 0.0 or penalties.frequency != 0.0
+            counts = sorted_numbers(token_counts, "token_counts") if counted else []
+            overlays = []
+            for i, overlay in enumerate(given):
+                where = f"row {i}"
+                overlays.append(sorted_numbers(overlay, "penalty_overlay"))
+            i = 0
+            where = "row 0"
+            self.open_counts(counts, max(map(len, overlays)) if overlays else 0, counted)
+            self.open_overlays(overlays, each, &i)
+        except Exception as error:
+            self.refused = error, f"row {i}" if where else ""
+        # Others first look whether a rough sum says enough.
+        block.target_settings.exact = block.draft_settings.exact = block.rule in (BLOCK_RULE, CASCADE)
+
+    cdef object check_settings(self):
+        """The error of `read_settings` and where it is, else None."""
+        cdef Block *block = &self.block
+        if self.overlays >= 0 and self.overlays != block.target.count and self.overlays != block.drafts + 1:
+            return ValueError(f"penalty_overlay has {self.overlays} entries "
+                              f"for {block.target.count} target rows"), ""
+        # Without a row there is nothing that numbers could apply to.
+        return self.refused if self.refused and (block.target.count or not self.refused[1]) else None
+
+    cdef object open_counts(self, list counts, Py_ssize_t most, bint counted):
+        """Room for penalties of these counts, of drafts, and of `most` entries of an overlay."""
+        cdef Block *block = &self.block
+        cdef Penalties *penalties = &block.penalties
+        cdef Py_ssize_t room = len(counts) + block.drafts + 1
         cdef double count
-        each = isinstance(penalty_overlay, (list, tuple))
-        if token_counts is not None and not is_mapping(token_counts):
-            raise TypeError("token_counts must be a mapping of token ids, "
-                            f"not {type(token_counts).__name__}")
-        if each and len(penalty_overlay) not in (rows, block.drafts + 1):
-            raise ValueError(f"penalty_overlay has {len(penalty_overlay)} entries for {rows} target rows")
-        overlays = penalty_overlay if each else ([penalty_overlay] if penalty_overlay else [])
-        for overlay in overlays:
-            if overlay is not None and not is_mapping(overlay):
-                raise TypeError("penalty_overlay must be a mapping of token ids, "
-                                f"not {type(overlay).__name__}")
-            most = max(most, len(overlay or ()))
-            total += len(overlay or ())
-        if rows == 0:
-            return  # none that they could apply to
-        if penalties.presence == 0.0 and penalties.frequency == 0.0:
-            token_counts = None
-        elif most == 0 and not token_counts and block.drafts == 0:
+        if most == 0 and not counted:
             return
-        elif token_counts is None:
-            token_counts = {}
-        if token_counts is None and most == 0:
-            return
-        counted = len(token_counts or ())
-        penalties.ids = <int64_t *>malloc((counted + block.drafts + 1) * sizeof(int64_t))
-        penalties.counts = <double *>malloc((counted + block.drafts + 1) * sizeof(double))
-        penalties.patch_ids = <int64_t *>malloc((counted + block.drafts + most + 1) * sizeof(int64_t))
-        penalties.patches = <double *>malloc((counted + block.drafts + most + 1) * sizeof(double))
+        penalties.ids = <int64_t *>malloc(room * sizeof(int64_t))
+        penalties.counts = <double *>malloc(room * sizeof(double))
+        penalties.patch_ids = <int64_t *>malloc((room + most) * sizeof(int64_t))
+        penalties.patches = <double *>malloc((room + most) * sizeof(double))
         if NULL in (penalties.ids, penalties.counts, penalties.patch_ids, penalties.patches):
             raise MemoryError
-        for token, given in sorted((token_counts or {}).items()):
+        for token, given in counts:
             count = given
             if not count >= 0.0:
                 raise ValueError(f"token {token} has the count {given}")
-            penalties.ids[penalties.filled] = id_within(token, n)
+            penalties.ids[penalties.filled] = any_token(token)
             penalties.counts[penalties.filled] = count
             penalties.filled += 1
-        if most:
-            penalties.overlay_each = each
-            penalties.overlay_starts = <Py_ssize_t *>malloc((len(overlays) + 1) * sizeof(Py_ssize_t))
-            penalties.overlay_ids = <int64_t *>malloc(total * sizeof(int64_t))
-            penalties.overlays = <double *>malloc(total * sizeof(double))
-            if NULL in (penalties.overlay_starts, penalties.overlay_ids, penalties.overlays):
+
+    cdef object open_overlays(self, list overlays, bint each, Py_ssize_t *i):
+        """One of each row, or one for all; `i` is the one that is looked at."""
+        cdef Penalties *penalties = &self.block.penalties
+        cdef Py_ssize_t total = sum(map(len, overlays))
+        cdef double amount
+        if total == 0:
+            return
+        penalties.overlay_each = each
+        penalties.overlay_starts = <Py_ssize_t *>malloc((len(overlays) + 1) * sizeof(Py_ssize_t))
+        penalties.overlay_ids = <int64_t *>malloc(total * sizeof(int64_t))
+        penalties.overlays = <double *>malloc(total * sizeof(double))
+        if NULL in (penalties.overlay_starts, penalties.overlay_ids, penalties.overlays):
+            raise MemoryError
+        total = 0
+        for i[0] in range(len(overlays)):
+            penalties.overlay_starts[i[0]] = total
+            for token, given in overlays[i[0]]:
+                amount = given
+                if isnan(amount):
+                    raise ValueError(f"penalty_overlay of token {token} is {given}")
+                penalties.overlay_ids[total] = any_token(token)
+                penalties.overlays[total] = amount
+                total += 1
+        penalties.overlay_starts[len(overlays)] = total
+
+    cdef object open_sums(self):
+        """Where the block rule keeps the sums of rows that it comes back to."""
+        if self.block.rule == BLOCK_RULE:
+            self.block.sums = <KeptSum *>calloc(2 * self.block.drafts + 1, sizeof(KeptSum))
+            if self.block.sums is NULL:
                 raise MemoryError
-            total = 0
-            for i, overlay in enumerate(overlays):
-                penalties.overlay_starts[i] = total
-                for token, given in sorted((overlay or {}).items()):
-                    count = given
-                    if isnan(count):
-                        raise ValueError(f"penalty_overlay of token {token} is {given}")
-                    # Of a row behind the first, it is known when the row is reached.
-                    penalties.overlay_ids[total] = id_within(token, n if i == 0 else PY_SSIZE_T_MAX)
-                    penalties.overlays[total] = count
-                    total += 1
-            penalties.overlay_starts[len(overlays)] = total
 
     cdef tuple result(self):
         cdef Block *block = &self.block
@@ -458,10 +480,28 @@ cdef class OpenBlock:
         return values
 
 
-cdef bint is_mapping(object value):
-    from collections.abc import Mapping
+cdef bint is_sequence(object value) except -1:
+    """Whether it holds entries by number. Texts and mappings do not."""
     # One class at a time: Cython drops the errors of isinstance with a tuple, and Mapping's runs Python code.
-    return isinstance(value, dict) or isinstance(value, Mapping)
+    if value is None or isinstance(value, dict) or isinstance(value, str) or isinstance(value, bytes):
+        return False
+    return hasattr(value, "__len__") and hasattr(value, "__getitem__") and not isinstance(value, Mapping)
+
+
+cdef list sorted_numbers(object mapping, str name):
+    """The pairs (id, number) of a mapping in ascending order."""
+    found = plain_numbers(mapping, name)
+    # Two keys of the caller's may be the same id: the last counts.
+    return sorted((found if type(found) is dict else dict(found or ())).items())
+
+
+cdef int64_t any_token(object token) except -1:
+    """An id that some row may have."""
+    cdef int overflow = 0
+    cdef long long found = PyLong_AsLongLongAndOverflow(token, &overflow)
+    if overflow or found < 0:
+        raise IndexError(f"token id {token} is outside of any vocabulary")
+    return found
 
 
 cdef object settle_config(Settings *settings, object config):
@@ -488,12 +528,11 @@ def verify_block(target, draft, draft_tokens, generator, tuple rule, bint check_
     """
     cdef OpenBlock opened = OpenBlock.__new__(OpenBlock)
     cdef Workspace space
-    opened.open(target, -1, draft, -1, draft_tokens, -1, rule, check_draft, from_logits)
-    if from_logits:
-        try:
-            opened.configure(config, draft_config, token_counts, penalty_overlay)
-        except Exception as error:
-            return error, "row 0"
+    settings = (config, None if draft is None else draft_config, token_counts, penalty_overlay)
+    opened.open(target, -1, draft, -1, draft_tokens, -1, rule, check_draft, settings if from_logits else None)
+    refused = opened.check_settings()
+    if refused is not None:
+        return refused
     attach_stream(opened, generator)
     memset(&space, 0, sizeof(Workspace))
     lock = opened.generator.lock
@@ -620,21 +659,35 @@ def open_blocks(targets, list target_counts, drafts, list draft_counts, tokens, 
     Rows are one array or a sequence, ids as well. Gives the blocks, or (exception, where, sequence).
     """
     cdef OpenBlock opened
-    cdef list blocks = []
+    cdef list blocks = [], settled = []
     cdef Py_ssize_t b
     cdef Stack target_rows, draft_rows
     cdef bint matrix = cnp.PyArray_CheckExact(tokens)
-    targets = open_stack(targets, &target_rows)
-    drafts = open_stack([None] * len(target_counts) if drafts is None else drafts, &draft_rows)
+    if drafts is None:
+        drafts = [None] * len(target_counts)
+    elif not cnp.PyArray_Check(drafts):
+        drafts = list(drafts)
+    # All that may run code of the caller's, before the address of a row is taken.
     for b in range(len(target_counts)):
         opened = OpenBlock.__new__(OpenBlock)
-        where = ""
+        settled.append(opened)
         try:
             opened.open_rule(rule, check_draft, from_logits)
             if matrix:
                 opened.copy_tokens(<cnp.ndarray>tokens, b, token_counts[b])
             else:
                 opened.open_tokens(tokens[b], token_counts[b])
+            if from_logits:
+                settings = draft_configs[b] if cnp.PyArray_Check(drafts) or drafts[b] is not None else None
+                opened.read_settings(configs[b], settings, counts[b], overlays[b])
+                opened.open_sums()
+        except Exception as error:
+            return error, "", b
+    targets = open_stack(targets, &target_rows)
+    drafts = open_stack(drafts, &draft_rows)
+    for b in range(len(target_counts)):
+        opened = settled[b]
+        try:
             if target_rows.is_array:
                 opened.block.target = target_rows.side
                 opened.block.target.first.data += b * target_rows.step
@@ -652,11 +705,11 @@ def open_blocks(targets, list target_counts, drafts, list draft_counts, tokens, 
             else:
                 open_side(drafts[b], "draft", &opened.block.draft, from_logits, opened.kept)
                 opened.check_draft_rows(draft_counts[b])
-            if from_logits:
-                where = "row 0"
-                opened.configure(configs[b], draft_configs[b], counts[b], overlays[b])
         except Exception as error:
-            return error, where, b
+            return error, "", b
+        refused = opened.check_settings()
+        if refused is not None:
+            return (*refused, b)
         stream = streams[b]
         if type(stream) is tuple:
             opened.block.stream.seed = stream[0]

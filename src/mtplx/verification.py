@@ -344,7 +344,8 @@ def verify_batch_from_logits(
     config, draft_config : SamplerConfig, or sequence of B
     token_counts : mapping, or sequence of B mappings (None: nothing), optional
     penalty_overlay : mapping, or sequence of B, optional
-        Each entry is what `verify_block_from_logits` takes.
+        Each entry is what `verify_block_from_logits` takes: a sequence of k drafts that is padded to K has
+        k + 1 overlays of its own, if not one for all of its rows.
     rngs, rule, seeds, positions, check_draft, executor
         As in `verify_batch`.
 

@@ -25,7 +25,7 @@ from mtplx._csampling.dlpack import imported
 from mtplx.decisions import BatchDecision, BlockDecision, CanonicalRule, Rule, as_rule
 from mtplx.distributions import Distribution, SamplerConfig, SparseDistribution, errors_at
 from mtplx.reference import rules
-from mtplx.reference.one_row import as_generator, id_within, weights_of
+from mtplx.reference.one_row import as_generator, as_real, id_within, weights_of
 from mtplx.reference.rows import (
     Indexed,
     Lazy,
@@ -122,24 +122,44 @@ class FromLogits:
         self._config = config
         self._draft_config = draft_config
         self._counts = token_counts
-        self._overlay = penalty_overlay
+        self._each = is_sequence(penalty_overlay)
+        self._overlays = list(penalty_overlay) if self._each else [penalty_overlay]
 
     def check(self, target_rows: int) -> None:
-        _require_mapping(self._counts, "token_counts")
-        if not is_sequence(self._overlay):
-            _require_mapping(self._overlay, "penalty_overlay")
-        elif len(self._overlay) not in (target_rows, len(self._tokens) + 1):
+        """All that can be wrong with penalties but for ids that a row has not."""
+        if self._each and len(self._overlays) not in (target_rows, len(self._tokens) + 1):
             raise ValueError(
-                f"penalty_overlay has {len(self._overlay)} entries for {target_rows} target rows"
+                f"penalty_overlay has {len(self._overlays)} entries for {target_rows} target rows"
             )
+        _require_mapping(self._counts, "token_counts")
+        for overlay in self._overlays:
+            _require_mapping(overlay, "penalty_overlay")
+        if target_rows == 0:
+            return
+        with errors_at("row 0"):
+            penalties = self._config.presence_penalty, self._config.frequency_penalty
+            self._counts = _by_id(self._counts, "token_counts") if any(penalties) else {}
+        for i, overlay in enumerate(self._overlays):
+            with errors_at(f"row {i}"):
+                self._overlays[i] = _by_id(overlay, "penalty_overlay")
+        with errors_at("row 0"):
+            for token, count in self._counts.items():
+                if not count >= 0.0:
+                    raise ValueError(f"token {token} has the count {count}")
+                _require_id(token)
+        for i, overlay in enumerate(self._overlays):
+            with errors_at(f"row {i}"):
+                for token, amount in overlay.items():
+                    if np.isnan(amount):
+                        raise ValueError(f"penalty_overlay of token {token} is {amount}")
+                    _require_id(token)
 
     def target(self, i: int, row: Any) -> Distribution:
-        counts: dict[Any, Any] = dict(self._counts or {})
+        counts = dict(self._counts)
         for before in range(i):
             token = self._tokens[before]
             counts[token] = counts.get(token, 0) + 1
-        overlay = self._overlay[i] if is_sequence(self._overlay) else self._overlay
-        return self.row(row, self._config, counts, overlay)
+        return self.row(row, self._config, counts, self._overlays[i if self._each else 0])
 
     def draft(self, i: int, row: Any) -> Distribution:
         return self.row(row, self._draft_config, None, None)
@@ -154,6 +174,20 @@ class FromLogits:
 def _require_mapping(value: Any, name: str) -> None:
     if value is not None and not isinstance(value, Mapping):
         raise TypeError(f"{name} must be a mapping of token ids, not {type(value).__name__}")
+
+
+def _by_id(mapping: Mapping[Any, Any] | None, name: str) -> dict[int, float]:
+    """The numbers of a mapping, by id."""
+    return {
+        operator.index(token): as_real(value, f"{name} of token {token}")
+        for token, value in (mapping or {}).items()
+    }
+
+
+def _require_id(token: int) -> None:
+    """No row has such an id; whether the rows that are reached have it, they tell themselves."""
+    if not 0 <= token < 1 << 63:
+        raise IndexError(f"token id {token} is outside of any vocabulary")
 
 
 def as_tokens(draft_tokens: Any) -> Lazy[int]:
@@ -595,7 +629,8 @@ def verify_batch_from_logits(
     config, draft_config : SamplerConfig, or sequence of B
     token_counts : mapping, or sequence of B mappings (None: nothing), optional
     penalty_overlay : mapping, or sequence of B, optional
-        Each entry is what `verify_block_from_logits` takes.
+        Each entry is what `verify_block_from_logits` takes: a sequence of k drafts that is padded to K has
+        k + 1 overlays of its own, if not one for all of its rows.
     rngs, rule, seeds, positions, check_draft, executor
         As in `verify_batch`.
 
