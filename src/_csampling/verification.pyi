@@ -1,4 +1,6 @@
-from typing import Any
+from typing import Any, TypeVar
+
+_Decision = TypeVar("_Decision")
 
 def verify_block(
     target: Any,
@@ -7,12 +9,9 @@ def verify_block(
     generator: Any,
     rule: tuple[Any, ...],
     check_draft: bool,
-    from_logits: bool,
-    config: Any,
-    draft_config: Any,
-    token_counts: Any,
-    penalty_overlay: Any,
-) -> tuple[Any, ...]: ...
+    settings: tuple[Any, Any, Any, Any] | None,
+    kind: type[_Decision],
+) -> _Decision | tuple[BaseException, str]: ...
 def plain_tokens(given: Any) -> tuple[Any, list[int], list[int], int] | None: ...
 def plain_counts(
     rows: Any, kept: list[int], padded: list[int], K: int, of_target: bool, batch_type: type

@@ -82,6 +82,8 @@ cdef extern from "Python.h":
     Py_ssize_t PY_SSIZE_T_MAX
     long long PyLong_AsLongLongAndOverflow(object value, int *overflow) except? -1
     bint PyLong_CheckExact(object value)
+    object PyType_GenericNew(type kind, object arguments, void *keywords)
+    int PyObject_GenericSetAttr(object value, object name, object attribute) except -1
 
 cdef dict RULES = {"exact": EXACT, "greedy": GREEDY, "match": MATCH, "block": BLOCK_RULE, "typical": TYPICAL,
                    "cascade": CASCADE}
@@ -204,27 +206,22 @@ cdef class OpenBlock:
         free(penalties.patches)
         Py_XDECREF(<PyObject *>self.block.failure.error)
 
-    cdef object open(self, object target, Py_ssize_t target_count, object draft, Py_ssize_t draft_count,
-                     object draft_tokens, Py_ssize_t token_count, tuple rule, bint check_draft,
+    cdef object open(self, object target, object draft, object draft_tokens, tuple rule, bint check_draft,
                      tuple settings):
-        """Counts are how many of the rows and ids are meant, -1 for all; settings are those of logits."""
-        self.open_rule(rule, check_draft, settings is not None)
-        self.open_tokens(draft_tokens, token_count)
-        if settings is not None:
+        cdef bint from_logits = settings is not None
+        self.open_rule(rule, check_draft, from_logits)
+        self.open_tokens(draft_tokens, -1)
+        if from_logits:
             config, draft_config, token_counts, penalty_overlay = settings
-            self.read_settings(config, draft_config, token_counts, penalty_overlay)
+            self.read_settings(config, None if draft is None else draft_config, token_counts, penalty_overlay)
             self.open_sums()
-        self.open_rows(target, target_count, draft, draft_count)
-
-    cdef object open_rows(self, object target, Py_ssize_t target_count, object draft, Py_ssize_t draft_count):
-        cdef bint from_logits = self.block.from_logits
         open_side(target, "target", &self.block.target, from_logits, self.kept)
-        self.check_target(target_count)
+        self.check_target(-1)
         if draft is None:
             self.block.draft.kind = POINTS
         else:
             open_side(draft, "draft", &self.block.draft, from_logits, self.kept)
-            self.check_draft_rows(draft_count)
+            self.check_draft_rows(-1)
 
     cdef object open_rule(self, tuple rule, bint check_draft, bint from_logits):
         self.block.rule = RULES[rule[0]]
@@ -233,6 +230,7 @@ cdef class OpenBlock:
         self.block.from_logits = from_logits
 
     cdef object check_target(self, Py_ssize_t count):
+        """`count` is how many of the rows are meant, -1 for all; as for drafts and their rows."""
         cdef Block *block = &self.block
         cdef Py_ssize_t K = block.drafts
         if count >= 0:
@@ -415,14 +413,21 @@ cdef class OpenBlock:
             if self.block.sums is NULL:
                 raise MemoryError
 
-    cdef tuple result(self):
+    cdef object decision(self, type kind):
+        """The outcome; of the class it is given, whose constructor would only check it again."""
         cdef Block *block = &self.block
         cdef cnp.ndarray tokens = new_ids(block.emitted), tested = new_doubles(block.tested)
         memcpy(ids_of(tokens), block.out, block.emitted * sizeof(int64_t))
         memcpy(doubles(tested), block.probabilities, block.tested * sizeof(double))
         cnp.PyArray_CLEARFLAGS(tokens, cnp.NPY_ARRAY_WRITEABLE)
         cnp.PyArray_CLEARFLAGS(tested, cnp.NPY_ARRAY_WRITEABLE)
-        return tokens, block.accepted, tested, True if block.bonus else False
+        made = PyType_GenericNew(kind, (), NULL)
+        # Past the __setattr__ of a frozen class.
+        PyObject_GenericSetAttr(made, "tokens", tokens)
+        PyObject_GenericSetAttr(made, "accepted", block.accepted)
+        PyObject_GenericSetAttr(made, "accept_probabilities", tested)
+        PyObject_GenericSetAttr(made, "bonus", True if block.bonus else False)
+        return made
 
     cdef object error(self):
         """The exception of a block that failed, which names the row."""
@@ -520,16 +525,16 @@ cdef object attach_stream(OpenBlock opened, object generator):
     opened.block.stream.bits = bitgen_of(opened.generator)
 
 
-def verify_block(target, draft, draft_tokens, generator, tuple rule, bint check_draft, bint from_logits,
-                 config, draft_config, token_counts, penalty_overlay):
-    """One block with a plain generator: tokens, accepted, accept probabilities, whether there is a bonus.
+def verify_block(target, draft, draft_tokens, generator, tuple rule, bint check_draft, tuple settings,
+                 type kind):
+    """One block with a plain generator, as a decision of the class that is given.
 
-    An error comes back as (exception, where), for the caller to raise.
+    Settings are those of logits: config, draft config, token counts, overlay; None of probabilities. An error
+    comes back as (exception, where), for the caller to raise.
     """
     cdef OpenBlock opened = OpenBlock.__new__(OpenBlock)
     cdef Workspace space
-    settings = (config, None if draft is None else draft_config, token_counts, penalty_overlay)
-    opened.open(target, -1, draft, -1, draft_tokens, -1, rule, check_draft, settings if from_logits else None)
+    opened.open(target, draft, draft_tokens, rule, check_draft, settings)
     refused = opened.check_settings()
     if refused is not None:
         return refused
@@ -546,7 +551,7 @@ def verify_block(target, draft, draft_tokens, generator, tuple rule, bint check_
         lock.release()
     if opened.block.status != FINE:
         return opened.error()
-    return opened.result()
+    return opened.decision(kind)
 
 
 cdef bint trim(const char *ids, Py_ssize_t stride, Py_ssize_t *count) noexcept nogil:

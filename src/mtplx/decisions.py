@@ -111,18 +111,6 @@ class BlockDecision(_ByValue):
         store(self, "accept_probabilities", probabilities)
         store(self, "bonus", bool(self.bonus))
 
-    @classmethod
-    def adopt(cls, *values: Any) -> Self:
-        """As for other decisions, of four values, the arrays read-only already."""
-        made = cls.__new__(cls)
-        store = object.__setattr__
-        tokens, accepted, accept_probabilities, bonus = values
-        store(made, "tokens", tokens)
-        store(made, "accepted", accepted)
-        store(made, "accept_probabilities", accept_probabilities)
-        store(made, "bonus", bonus)
-        return made
-
 
 @dataclass(frozen=True, eq=False)
 class BatchDecision(_ByValue):

@@ -81,8 +81,15 @@ def _compiled(rng: Any) -> bool:
     return rng is None or type(rng) is np.random.Generator
 
 
-def _for_core(rule: CanonicalRule) -> tuple[Any, ...]:
+_NAMED = {name: (name,) for name in ("exact", "greedy", "match", "block")}
+
+
+def _for_core(given: Rule) -> tuple[Any, ...]:
     """The name of a rule and its parameters."""
+    named = _NAMED.get(given) if type(given) is str else None
+    if named is not None:
+        return named
+    rule = as_rule(given)
     if isinstance(rule, str):
         return (rule,)
     if isinstance(rule, Typical):
@@ -95,12 +102,6 @@ def _raise(error: BaseException, where: str, sequence: int | None = None) -> NoR
     places = [f"sequence {sequence}"] if sequence is not None else []
     with errors_at(": ".join(places + [where] * bool(where))):
         raise error
-
-
-def _block_decision(answer: tuple[Any, ...]) -> BlockDecision:
-    if len(answer) == 2:
-        _raise(*answer)
-    return BlockDecision.adopt(*answer)
 
 
 def verify_block(
@@ -162,25 +163,18 @@ def verify_block(
     >>> verify_block(target, None, [0, 1], rule="greedy").tokens
     array([0, 1, 0])
     """
-    chosen = as_rule(rule)
-    if not _compiled(rng):
+    if rng is None:
+        rng = np.random.default_rng()
+    if type(rng) is not np.random.Generator:
+        chosen = as_rule(rule)
         block = blocks.open_block(target, draft, blocks.as_tokens(draft_tokens), blocks.Given())
         return blocks.decide(block, chosen, GeneratorStream(rng), check_draft)
-    return _block_decision(
-        core.verify_block(
-            target,
-            draft,
-            draft_tokens,
-            rng or np.random.default_rng(),
-            _for_core(chosen),
-            check_draft,
-            False,
-            None,
-            None,
-            None,
-            None,
-        )
+    answer = core.verify_block(
+        target, draft, draft_tokens, rng, _for_core(rule), check_draft, None, BlockDecision
     )
+    if not isinstance(answer, BlockDecision):
+        _raise(*answer)
+    return answer
 
 
 def verify_block_from_logits(
@@ -231,28 +225,22 @@ def verify_block_from_logits(
     >>> verify_block_from_logits([[0.0, 1.0], [1.0, 0.0]], [[0.0, 1.0]], [1], greedy).tokens
     array([1, 0])
     """
-    chosen = as_rule(rule)
     draft_config = config if draft_config is None else draft_config
-    if not _compiled(rng):
+    if rng is None:
+        rng = np.random.default_rng()
+    if type(rng) is not np.random.Generator:
+        chosen = as_rule(rule)
         tokens = blocks.as_tokens(draft_tokens)
         reader = _FromLogits(tokens, config, draft_config, token_counts, penalty_overlay)
         block = blocks.open_block(target_logits, draft_logits, tokens, reader)
         return blocks.decide(block, chosen, GeneratorStream(rng), check_draft)
-    return _block_decision(
-        core.verify_block(
-            target_logits,
-            draft_logits,
-            draft_tokens,
-            rng or np.random.default_rng(),
-            _for_core(chosen),
-            check_draft,
-            True,
-            config,
-            draft_config,
-            token_counts,
-            penalty_overlay,
-        )
+    settings = config, draft_config, token_counts, penalty_overlay
+    answer = core.verify_block(
+        target_logits, draft_logits, draft_tokens, rng, _for_core(rule), check_draft, settings, BlockDecision
     )
+    if not isinstance(answer, BlockDecision):
+        _raise(*answer)
+    return answer
 
 
 def verify_batch(
