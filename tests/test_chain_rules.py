@@ -487,3 +487,24 @@ def test_a_cascade_keeps_no_id_outside_of_the_vocabulary(blocks, token):
     row = SparseDistribution([0, 1, 2], [0.25, 0.25, 0.5], 3)
     with pytest.raises(IndexError, match=f"token id {token} is outside"):
         blocks.verify_block([row] * 2, [row], [token], np.random.default_rng(0), rule=Cascade(1.0, "tokenv1"))
+
+
+@pytest.mark.parametrize("rule", ["exact", "block", Cascade(0.3), Cascade(0.05, "tokenv1")], ids=str)
+@pytest.mark.parametrize("n", [50, 700, 3000])
+def test_supports_in_any_order_beside_whole_rows(rule, n):
+    """A row and a support of descending or shuffled ids are a pair like any other, on either side."""
+    rng = np.random.default_rng(n)
+    kept = min(n, 600)
+    for order in ("descending", "shuffled"):
+        for seed in range(10):
+            ids = np.sort(rng.permutation(n)[:kept])[::-1]
+            ids = rng.permutation(ids) if order == "shuffled" else ids
+            support = SparseDistribution(ids, rng.dirichlet(np.ones(kept)), n)
+            row = rng.dirichlet(np.ones(n))
+            token = int(ids[seed])
+            for target, draft in (([support, row], [row]), ([row, support], [support])):
+                found, expected = (
+                    face.verify_block(target, draft, [token], np.random.default_rng(seed), rule=rule)
+                    for face in (verification, reference)
+                )
+                assert found == expected

@@ -605,9 +605,9 @@ cdef problem deferred_mass(View *target, View *draft, Workspace *space, double b
     cdef double total = 0.0
     cdef Py_ssize_t start = 0, length, i
     cdef bint by_draft = block.parameters.deferred == BY_DRAFT
+    if not (ascend(target, space, 0) and ascend(draft, space, 1)):
+        return NO_ROOM
     if is_support(target) and is_support(draft):
-        if not (ascend(target, space, 0) and ascend(draft, space, 1)):
-            return NO_ROOM
         support = &draft.support
         for i in range(support.count):
             if (support.weights[i] if by_draft else find(&target.support, True, support.ids[i])) < bound:

@@ -74,7 +74,7 @@ cdef double *sums_room(Workspace *space, Py_ssize_t n) noexcept nogil
 cdef inline bint is_support(const View *view) noexcept nogil:
     return view.mode == SPARSE or view.mode == POINT
 
-# A support in ascending order, of a view that is one or a point.
+# A support in ascending order, of a view that is one or a point; other views stay what they are.
 cdef bint ascend(View *view, Workspace *space, int slot) noexcept nogil
 
 # The distribution of a row of logits, patches and all.
@@ -94,7 +94,8 @@ cdef void make_exact(View *view) noexcept nogil
 cdef problem draw_token(View *view, Workspace *space, const Stream *stream, uint64_t lane,
                         int64_t *token) noexcept nogil
 
-# The next CHUNK of a view's probabilities, in the row itself or in the buffer; returns its length.
+# The next CHUNK of a view's probabilities, in the row itself or in the buffer; returns its length. Supports
+# have to ascend.
 cdef Py_ssize_t probabilities_of(const View *view, Py_ssize_t start, double *buffer,
                                  const double **piece) noexcept nogil
 

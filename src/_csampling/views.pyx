@@ -868,7 +868,7 @@ cdef bint ascend(View *view, Workspace *space, int slot) noexcept nogil:
         view.support.weights = &ONE
         view.support.count = 1
         return True
-    if view.ascending:
+    if view.mode != SPARSE or view.ascending:
         return True
     items = <Candidate *>malloc(view.support.count * sizeof(Candidate))
     if items is NULL or not support_room(space, slot, view.support.count):
@@ -898,12 +898,12 @@ cdef problem open_correction(View *target, View *draft, double factor, Workspace
     left.scale = 1.0
     left.total = 0.0
     left.summed = left.sparse
+    if not (ascend(target, space, 0) and ascend(draft, space, 1)):
+        return NO_ROOM
     if not left.sparse:
         left.sums = sums_room(space, target.n)
         if left.sums is NULL:
             return NO_ROOM
-    elif not (ascend(target, space, 0) and ascend(draft, space, 1)):
-        return NO_ROOM
     left.p = target[0]
     left.q = draft[0]
     if left.sparse:
