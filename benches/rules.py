@@ -1,13 +1,15 @@
 """What the block rule and trees cost beside single verifications.
 
     python benches/rules.py                 K = 5, V = 151,936, dense rows; a minute
+    python benches/rules.py --passes        how often kseq goes through its rows to find r; no times
 
 All on the core, in one process, in turns; figures are minima. *The block rule* stands beside the exact rule
 on the same rows, then on rows where some prefixes are tested and fail, each of which may cost one pass over
 a pair of rows beside the correction (the correction and a pass each are what the exact rule takes longer to
 reject than to test). *Trees* of 24 nodes stand beside the calls of `verify_one_token` (and the draw of a
 bonus token) that their walk reaches, on rows made ready beforehand: p what earlier siblings left, q without
-their tokens where they were drawn without replacement, or r q for kseq.
+their tokens where they were drawn without replacement, or r q for kseq. Traversal stands beside one call for
+each node that it tests, on the rows as given: a pass over them where the node fails, and what is drawn then.
 """
 
 from __future__ import annotations
@@ -20,12 +22,14 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from mtplx._csampling import kseq
 from numpy.typing import NDArray
 
 from mtplx import sampling, verification
 from mtplx.bench_report import ALLOCATOR
 from mtplx.decisions import TokenTree
-from mtplx.reference.trees import KSeqNode
+from mtplx.reference import trees
+from mtplx.reference.streams import BONUS_LANE, NODE_LANE, GeneratorStream
 
 PARENTS = [-1] * 3 + [0] * 3 + [1] * 3 + [2] * 3 + list(range(3, 12)) + [12, 13, 14]
 SHAPES = 6  # walks that are measured
@@ -129,8 +133,8 @@ def reached(
     for node in [-1, *path]:
         p, q = target[node + 1], draft[node + 1]
         children = tree.children(node)
-        if children and rule == "kseq":
-            q = q * KSeqNode.open(p, q, len(children)).division
+        if len(children) > 1 and rule == "kseq":
+            q = q * trees.KSeqNode(p, q, len(children)).division
         for child in children:
             token, kept = int(tree.tokens[child]), child in path
             calls.append((p, q, token, kept))
@@ -142,6 +146,31 @@ def reached(
                 q = np.where(np.arange(q.size) == token, 0.0, q)
                 q /= q.sum()
     return calls
+
+
+class Journal(GeneratorStream):
+    """Takes note of the nodes whose coins are tossed."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        super().__init__(rng)
+        self.nodes: list[int] = []
+
+    def coin(self, i: int) -> float:
+        if i != BONUS_LANE:
+            self.nodes.append(i - NODE_LANE)
+        return super().coin(i)
+
+
+def tested(target: Rows, draft: Rows, tree: TokenTree, seed: int, replacement: bool) -> list[Single]:
+    """The single verifications of traversal, in the order of its tests."""
+    journal = Journal(np.random.default_rng(seed))
+    opened = trees._opened(target, draft, tree, False)
+    path = trees.decide(opened, "traversal", replacement, journal).path
+    above = [int(tree.parents[node]) + 1 for node in journal.nodes]
+    return [
+        (target[row], draft[row], int(tree.tokens[node]), node in path)
+        for row, node in zip(above, journal.nodes, strict=True)
+    ]
 
 
 def drafted(rng: np.random.Generator, draft: Rows, replacement: bool) -> TokenTree:
@@ -171,10 +200,15 @@ def tree_lines(rule: Any, replacement: bool, V: int, rounds: int) -> None:
                 target, draft, tree, generator, rule=rule, replacement=replacement
             )
 
+        if len(seen) >= SHAPES:
+            break
         path = whole().path.tolist()
-        calls = reached(target, draft, tree, path, rule, replacement)
+        if rule == "traversal":
+            calls = tested(target, draft, tree, seed, replacement)
+        else:
+            calls = reached(target, draft, tree, path, rule, replacement)
         shape = "".join("a" if kept else "r" for *_, kept in calls)
-        if shape in seen or len(seen) >= SHAPES:
+        if shape in seen:
             continue
         seen.add(shape)
 
@@ -198,17 +232,54 @@ def tree_lines(rule: Any, replacement: bool, V: int, rounds: int) -> None:
         line(f"{name}, tests {shape}", one - single, "single verifications", other - setting)
 
 
+# ---- what kseq reads ---------------------------------------------------------------------------------
+
+
+def pass_lines(V: int) -> None:
+    """Passes over both rows until r is known to the last bit."""
+    rng = np.random.default_rng(5)
+    targets, drafts = model_rows(rng, 20, V)
+    peaked = normalised(np.exp(3.0 * np.log(targets)))
+    pairs = {
+        "a draft near the target": (targets, drafts),
+        "the same at a third of the temperature": (peaked, normalised(np.exp(3.0 * np.log(drafts)))),
+        "a draft within 1 % of the target": (
+            targets,
+            normalised(targets * np.exp(0.01 * rng.standard_normal(targets.shape))),
+        ),
+        "p = q": (targets, targets.copy()),
+        "p = q but for rounding to float32": (targets, targets.astype(np.float32).astype(np.float64)),
+    }
+    print("| rows | k = 2 | k = 3 | k = 8 |\n| --- | ---: | ---: | ---: |")
+    for name, (p, q) in pairs.items():
+        cells = []
+        for k in (2, 3, 8):
+            passes = [kseq.solved(p[i], q[i], k)[2] for i in range(len(p))]
+            cells.append(f"{np.mean(passes):.1f}, at most {max(passes):.1f}")
+        print(f"| {name} | {' | '.join(cells)} |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--vocab", type=int, default=151_936)
     parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--passes", action="store_true")
     options = parser.parse_args()
+    if options.passes:
+        pass_lines(options.vocab)
+        return
     if ALLOCATOR.items() - os.environ.items():  # read by the allocator when a process starts
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **ALLOCATOR})
     print(f"V = {options.vocab:,}, dense float64 rows; microseconds. Of a tree: a accepted, r rejected.\n")
     print("| call | us | beside | us | ratio |\n| --- | ---: | --- | ---: | ---: |")
     block_lines(5, options.vocab, options.rounds)
-    for rule, replacement in (("recursive", True), ("recursive", False), ("kseq", True)):
+    for rule, replacement in (
+        ("recursive", True),
+        ("recursive", False),
+        ("kseq", True),
+        ("traversal", True),
+        ("traversal", False),
+    ):
         tree_lines(rule, replacement, options.vocab, options.rounds)
 
 

@@ -506,13 +506,7 @@ def test_catches_a_rejection_that_forgets_to_renormalise(monkeypatch, rule):
 
 def test_catches_a_division_that_lets_kseq_take_more_than_there_is(monkeypatch):
     some = pairs(20, kinds=("full support",))
-    solved = trees.KSeqNode.open
-
-    def undivided(target, draft, siblings):
-        node = solved(target, draft, siblings)
-        return trees.KSeqNode(node.target, node.draft, 1.0, float(siblings))
-
-    monkeypatch.setattr(trees.KSeqNode, "open", undivided)
+    monkeypatch.setattr(trees.KSeqNode, "solution", property(lambda node: (1.0, float(node.siblings))))
     assert worst("kseq", some, tree=FAN2) > CAUGHT
 
 

@@ -250,26 +250,26 @@ def test_a_removed_token_keeps_what_was_subtracted_of_it():
 def test_the_division_of_kseq_is_the_smallest_that_leaves_no_debt(k):
     for pair in pairs(4 * len(KINDS)):
         p, q = pair.target(()), pair.draft(())
-        node = trees.KSeqNode.open(p, q, k)
-        assert 1.0 <= node.division <= k
-        assert node.rounds <= node.division
-        taken = np.minimum(p / node.division, q) * node.rounds
+        division, rounds = trees.KSeqNode(p, q, k).solution
+        assert 1.0 <= division <= k
+        assert rounds <= division
+        taken = np.minimum(p / division, q) * rounds
         assert (taken <= p * (1.0 + 1e-15)).all()
-        if node.division > 1.0:
-            r = math.nextafter(node.division, 0.0)
+        if division > 1.0:
+            r = math.nextafter(division, 0.0)
             beta = np.minimum(p / r, q).sum()
             assert 1.0 - (1.0 - beta) ** k >= r * beta - 1e-14
         if k == 1:
-            assert (node.division, node.rounds) == (1.0, 1.0)
+            assert (division, rounds) == (1.0, 1.0)
 
 
 def test_the_division_of_kseq_at_its_ends():
     p = np.array([0.25, 0.75, 0.0, 0.0])
-    equal = trees.KSeqNode.open(p, p, 3)
+    equal = trees.KSeqNode(p, p, 3)
     assert equal.division == 1.0
     assert equal.child_probability(0) == equal.child_probability(1) == 1.0
-    disjoint = trees.KSeqNode.open(p, p[::-1].copy(), 3)
-    assert (disjoint.division, disjoint.rounds) == (3.0, 3.0)
+    disjoint = trees.KSeqNode(p, p[::-1].copy(), 3)
+    assert disjoint.solution == (3.0, 3.0)
     np.testing.assert_array_equal(disjoint.weights()[1], p)
 
 
@@ -572,7 +572,8 @@ TREE = TokenTree([0, 1], [-1, -1])
         ((ROWS, [[0.5, np.nan]] * 3, TokenTree([1, 0], [-1, -1])), {}, ValueError, "row 0"),
         (([[-0.5, 0.5]] * 3, ROWS, TREE), {}, ValueError, "row 0"),
         (([[0.0, 0.0]] * 3, ROWS, TREE), {}, ValueError, "row 0"),
-        ((ROWS, [[0.0, np.inf]] * 3, TREE), {"rule": "kseq"}, ValueError, "row 0"),
+        (([[0.0, 1.0]] * 3, [[0.5, np.inf]] * 3, TREE), {"rule": "kseq"}, ValueError, "row 0"),
+        (([[0.0, 0.0]] * 3, ROWS, TREE), {"rule": "kseq"}, ValueError, "row 0"),
         (([[0.5, 0.5j]] * 3, ROWS, TREE), {}, TypeError, "row 0"),
         ((np.ones((3, 2, 1)), ROWS, TREE), {}, ValueError, "target"),
         ((None, ROWS, TREE), {}, TypeError, "target"),

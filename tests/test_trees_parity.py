@@ -266,11 +266,11 @@ def test_kseq_where_many_ratios_lie_at_the_division(isa, V):
         rng = np.random.default_rng([51, seed, V])
         p, q = rng.dirichlet(np.full(V, 0.5), 2)
         for _ in range(4):
-            division = trees.KSeqNode.open(p, q, 3).division
+            division = trees.KSeqNode(p, q, 3).division
             some = rng.random(V) < 0.3 if seed % 2 else np.arange(V) % 257 == 3
             near = [np.nextafter(division, 0.0), division, np.nextafter(division, 9.0)]
             p[some] = rng.choice(near, int(some.sum())) * q[some]
-        node = trees.KSeqNode.open(p, q, 3)
+        node = trees.KSeqNode(p, q, 3)
         token = int(np.argmin(np.abs(p / (node.division * q) - 0.7)))
         for u in around(node.child_probability(token)):
             given = [p] * 4, [q] * 4, TokenTree([token] * 3, [-1] * 3)

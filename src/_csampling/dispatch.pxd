@@ -71,6 +71,12 @@ cdef extern from "kernels.h" nogil:
                                   double multiple, double *sums) noexcept nogil
         void (*block_sums_parted)(const double *p, const double *q, size_t n, double ratio, double *p_sums,
                                   double *q_sums, int64_t *counts) noexcept nogil
+        int (*block_sums_checked)(const double *p, const double *q, size_t n, double ratio, double *p_sums,
+                                  double *q_sums, int64_t *counts, double *totals,
+                                  double *largest) noexcept nogil
+        void (*block_sums_between)(const double *p, const double *q, size_t n, double low, double high,
+                                   double *p_sums, double *q_sums, int64_t *low_counts,
+                                   int64_t *counts) noexcept nogil
         void (*residual)(const double *p, const double *q, size_t n, double *out,
                          running *total) noexcept nogil
         int (*weigh)(const double *p, size_t n, running *total) noexcept nogil
@@ -108,6 +114,8 @@ cdef enum certificate:
     KEEP_TEST             # a coin against h of the block rule: the residual's mass summed by ascending id
     TYPICAL_THRESHOLD     # p(x) against the threshold of typical acceptance: the entropy as it is defined
     CASCADE_DISTANCE      # max q against max p - alpha TV: the distance as it is defined
+    DIVISION_BRACKET      # r of kseq: no certified ends close to it
+    DIVISION_DRAW         # a draw from what kseq leaves: written out, and drawn from as any row
     CERTIFICATES
 
 cdef extern from *:

@@ -20,6 +20,8 @@ cdef dict NAMES = {
     "keep_test": KEEP_TEST,
     "typical_threshold": TYPICAL_THRESHOLD,
     "cascade_distance": CASCADE_DISTANCE,
+    "division_bracket": DIVISION_BRACKET,
+    "division_draw": DIVISION_DRAW,
 }
 
 

@@ -7,7 +7,7 @@ rule divides by are those of `mtplx.reference.trees.mass`: the kernels sum in th
 threshold has the reference's bits and nothing has to be certified but draws.
 
 Memory: the sums of blocks for each node of the path that is followed, and a copy of rows that are not
-float64; two rows for kseq.
+float64; for kseq a sixth of a row more, and a row where what it leaves has to be written (`kseq`).
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 cimport numpy as cnp
 from cpython.ref cimport Py_XDECREF, PyObject
 from libc.float cimport DBL_MAX
-from libc.math cimport INFINITY, isfinite, nextafter
+from libc.math cimport INFINITY, isfinite
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
@@ -36,7 +36,21 @@ from mtplx._csampling.draws cimport (
     weigh_scaled,
     weights_piece,
 )
-from mtplx._csampling.mass cimport ROW_FINE, weigh_row, widen_into
+from mtplx._csampling.kseq cimport (
+    BAD_DRAFT,
+    OPENED,
+    WITHOUT_ROOM,
+    Division,
+    begin,
+    draw_left,
+    free_division,
+    hint,
+    open_rows,
+    opening,
+    solve,
+    weight_left,
+)
+from mtplx._csampling.mass cimport widen_into
 from mtplx._csampling.rules cimport keep_probability, prefix_acceptance
 from mtplx._csampling.streams cimport BONUS_LANE, CORRECTION_LANE, next_uniform
 from mtplx._csampling.verification cimport open_side
@@ -86,30 +100,25 @@ cdef struct Room:
     double *q
     double *sums
     double *q_sums
+    double *left          # of kseq, where it has to be written
     Removed *removed
-    double *parts         # of kseq
     Py_ssize_t p_room
     Py_ssize_t q_room
     Py_ssize_t sums_room
     Py_ssize_t q_sums_room
     Py_ssize_t removed_room
-    Py_ssize_t parts_room
+    Py_ssize_t left_room
     int64_t *ids[3]       # of a sparse pair: p; what is left; what will be left
     double *weights[3]
     double *others        # what a sparse q has without the removed tokens
     Py_ssize_t support_room
     Py_ssize_t others_room
 
-# What beta(r) of kseq is made of, by block: the sums of p where p <= r q and of q elsewhere.
-cdef struct Parts:
-    double *p_sums
-    double *q_sums
-    int64_t *counts
-
 # A node, some of whose children were rejected. Rows point into the struct, so a step never moves.
 cdef struct Step:
     Py_ssize_t node
     Py_ssize_t next_child    # -1: none is left to be tested
+    tree_rule rule           # with a single child kseq is recursive: r = 1
     double reach             # P
     bint has_rows
     View target
@@ -133,15 +142,13 @@ cdef struct Step:
     Support p_support        # ascending
     Support left_support     # once changed
     # kseq
-    double division
-    double rounds
+    Division division
     Room room
 
 cdef struct Tree:
     Block block              # both sides, the stream, what failed
     tree_rule rule
     bint replacement
-    Py_ssize_t nodes
     const int64_t *tokens
     Py_ssize_t *first_child  # of row i: the context, then the nodes; -1 without children
     Py_ssize_t *next_sibling
@@ -219,7 +226,7 @@ cdef void free_room(Room *room) noexcept nogil:
         free(room.weights[i])
     free(room.others)
     free(room.removed)
-    free(room.parts)
+    free(room.left)
     free(room.p)
     free(room.q)
     free(room.sums)
@@ -275,8 +282,10 @@ cdef problem enter(Tree *tree, Step *step, Py_ssize_t node, double reach) noexce
     cdef problem status
     cdef Failure *failure = &tree.block.failure
     cdef Room room = step.room
+    cdef Division division = step.division
     memset(step, 0, sizeof(Step))
     step.room = room
+    step.division = division
     step.node = node
     step.reach = reach
     step.next_child = tree.first_child[node + 1]
@@ -295,8 +304,12 @@ cdef problem enter(Tree *tree, Step *step, Py_ssize_t node, double reach) noexce
         return BAD_LENGTH
     step.left_mass = step.draft_mass = 1.0
     step.end = FROM_TARGET
+    step.rule = tree.rule
     if tree.rule == KSEQ:
-        return open_kseq(tree, step, tree.children[node + 1])
+        if tree.children[node + 1] > 1:
+            begin(&step.division, tree.children[node + 1])
+            return FINE
+        step.rule = RECURSIVE
     if not tree.replacement and step.room.removed_room < tree.children[node + 1]:
         free(step.room.removed)
         step.room.removed = <Removed *>malloc(tree.children[node + 1] * sizeof(Removed))
@@ -364,7 +377,9 @@ cdef bint was_removed(const Step *step, int64_t token) noexcept nogil:
     return False
 
 
-cdef problem child_threshold(Tree *tree, Step *step, int64_t token, double *threshold) noexcept nogil:
+cdef problem child_threshold(Tree *tree, Step *step, int64_t token, double *least,
+                             double *most) noexcept nogil:
+    """What the coin of a child is compared with lies between these two; kseq has not settled its r yet."""
     cdef Failure *failure = &tree.block.failure
     cdef double p, q
     cdef problem status
@@ -383,12 +398,17 @@ cdef problem child_threshold(Tree *tree, Step *step, int64_t token, double *thre
         status = draft_probability(step, token, failure, &q)
     if status != FINE:
         return status
-    if tree.rule == RECURSIVE:
-        threshold[0] = acceptance(p, q)
-    elif tree.rule == KSEQ:
-        threshold[0] = prefix_acceptance(1.0, p, step.division * q)
+    if step.rule == RECURSIVE:
+        least[0] = acceptance(p, q)
+    elif step.rule == KSEQ:
+        hint(&step.division, p, q)
+        # By how many children there are alone, whatever is known of r: what is read must not hang on it.
+        least[0] = prefix_acceptance(1.0, p, step.division.siblings * q)
+        most[0] = prefix_acceptance(1.0, p, q)
+        return FINE
     else:
-        threshold[0] = prefix_acceptance(step.reach, p, q)
+        least[0] = prefix_acceptance(step.reach, p, q)
+    most[0] = least[0]
     return FINE
 
 
@@ -402,7 +422,7 @@ cdef problem reject(Tree *tree, Step *step, Py_ssize_t child) noexcept nogil:
     cdef bint positive = False
     cdef problem status
     tree.block.failure.row = step.node + 1
-    if tree.rule == KSEQ or step.draft_gone:
+    if step.draft_gone:
         return FINE
     status = ready_support(tree, step) if step.sparse else ready_rows(step)
     if status == FINE and reach > 0.0:
@@ -412,7 +432,7 @@ cdef problem reject(Tree *tree, Step *step, Py_ssize_t child) noexcept nogil:
     if positive:
         step.changed = True
         step.end = FROM_LEFT
-    elif tree.rule == RECURSIVE and not step.changed:
+    elif step.rule == RECURSIVE and not step.changed:
         step.end = FROM_POSITIVE
     if tree.rule == TRAVERSAL:
         step.reach = keep_probability(left_over, step.reach)
@@ -447,7 +467,7 @@ cdef problem take_from_target(Tree *tree, Step *step, double reach, bint *positi
                 # The sums of what is left were written over.
                 weigh_scaled(&after, &step.p, &step.q, step.scale, step.multiple, step.room.removed,
                              step.left.removed_count, step.room.sums)
-            elif tree.rule == RECURSIVE and not weigh(&after, &step.p, NULL, True, step.room.sums):
+            elif step.rule == RECURSIVE and not weigh(&after, &step.p, NULL, True, step.room.sums):
                 return WITHOUT_MASS
             return FINE
         mass = mass_left(&after)
@@ -599,130 +619,59 @@ cdef bint any_of(const double *values, Py_ssize_t n) noexcept nogil:
 # ---- kseq ------------------------------------------------------------------------------------------
 
 
-cdef problem open_kseq(Tree *tree, Step *step, Py_ssize_t siblings) noexcept nogil:
-    """Both rows checked, and r: the upper of two adjacent numbers between which the equation turns."""
+cdef problem read_kseq(Tree *tree, Step *step) noexcept nogil:
+    """Both rows, checked, and bounds of r."""
     cdef Py_ssize_t n = max(step.target.n, step.draft.n)
-    cdef Failure *failure = &tree.block.failure
-    cdef double total
-    step.sparse = False
-    if is_support(&step.target):
-        step.target.any_id = False
-    if not wide_row(&step.target, &step.room.p, &step.room.p_room, n, &step.p):
+    cdef opening status
+    if step.division.opened:
+        return FINE
+    if not (wide_row(&step.target, &step.room.p, &step.room.p_room, n, &step.p)
+            and wide_row(&step.draft, &step.room.q, &step.room.q_room, n, &step.q)):
         return NO_ROOM
-    failure.of_draft = False
-    if weigh_row(&step.p, &total) != ROW_FINE:
-        return BAD_ROW
-    failure.of_draft = True
-    if not wide_row(&step.draft, &step.room.q, &step.room.q_room, n, &step.q):
+    status = open_rows(&step.division, &step.p, &step.q)
+    tree.block.failure.of_draft = status == BAD_DRAFT
+    if status == WITHOUT_ROOM:
         return NO_ROOM
-    if weigh_row(&step.q, &total) != ROW_FINE:
-        return BAD_ROW
-    if not room_for(&step.room.sums, &step.room.sums_room, (n + BLOCK - 1) // BLOCK):
-        return NO_ROOM
-    step.rows_ready = True
-    if not solve_kseq(step, siblings):
-        return NO_ROOM
-    # From here on tests look at rows of n entries.
-    step.target.mode = step.draft.mode = DENSE
-    step.target.n = step.draft.n = n
-    step.target.row = step.p
-    step.draft.row = step.q
+    return FINE if status == OPENED else BAD_ROW
+
+
+cdef problem settle_child(Tree *tree, Step *step, int64_t token, double u, double *threshold) noexcept nogil:
+    """Find r as closely as the coin of a child asks for."""
+    cdef double p, q, least, most
+    cdef problem status = read_kseq(tree, step)
+    if status == FINE:
+        status = target_probability(step, token, &tree.block.failure, &p)
+    if status == FINE:
+        status = draft_probability(step, token, &tree.block.failure, &q)
+    if status != FINE:
+        return status
+    least = prefix_acceptance(1.0, p, step.division.most * q)
+    most = prefix_acceptance(1.0, p, step.division.least * q)
+    threshold[0] = least
+    if (u <= most and most > 0.0) and not (u <= least and least > 0.0):
+        if not step.division.solved:
+            solve(&step.division)
+        threshold[0] = prefix_acceptance(1.0, p, step.division.division * q)
     return FINE
 
 
-cdef bint solve_kseq(Step *step, Py_ssize_t siblings) noexcept nogil:
-    """r by bisection. A block whose parts are the same at both ends is not looked at in between."""
-    cdef Py_ssize_t blocks = (step.p.n + BLOCK - 1) // BLOCK, i
-    cdef double *memory = room_for(&step.room.parts, &step.room.parts_room, 9 * blocks)
-    cdef Parts parts[3]
-    cdef Parts swapped
-    cdef double low = 1.0, high = siblings, middle, low_rounds, high_rounds, rounds
-    if memory is NULL:
-        return False
-    for i in range(3):
-        parts[i].p_sums = memory + 3 * i * blocks
-        parts[i].q_sums = parts[i].p_sums + blocks
-        parts[i].counts = <int64_t *>(parts[i].q_sums + blocks)
-    low_rounds = rounds_at(step, low, siblings, &parts[0], NULL, NULL)
-    if low_rounds <= low:
-        step.division = low
-        step.rounds = low_rounds
-        return True
-    high_rounds = rounds_at(step, high, siblings, &parts[1], NULL, NULL)
-    while nextafter(low, INFINITY) < high:
-        middle = low + 0.5 * (high - low)
-        rounds = rounds_at(step, middle, siblings, &parts[2], &parts[0], &parts[1])
-        i = 0 if rounds > middle else 1
-        if i == 0:
-            low = middle
-        else:
-            high = middle
-            high_rounds = rounds
-        swapped = parts[i]
-        parts[i] = parts[2]
-        parts[2] = swapped
-    step.division = high
-    step.rounds = high_rounds
-    return True
-
-
-cdef double rounds_at(const Step *step, double r, Py_ssize_t siblings, Parts *at, const Parts *low,
-                      const Parts *high) noexcept nogil:
-    """``sum_{j < k} (1 - beta)^j``, ``beta = sum min(p/r, q)``; low and high belong to r on either side."""
-    cdef const double *p = <const double *>step.p.data
-    cdef const double *q = <const double *>step.q.data
-    cdef Py_ssize_t n = step.p.n, blocks = (n + BLOCK - 1) // BLOCK, i, first, start
-    cdef double p_mass = 0.0, q_mass = 0.0, failure, total = 1.0
-    if n <= BLOCK:
-        for i in range(n):
-            if p[i] <= r * q[i]:
-                p_mass += p[i]
-            else:
-                q_mass += q[i]
-    elif low is NULL:
-        table.block_sums_parted(p, q, n, r, at.p_sums, at.q_sums, at.counts)
-    else:
-        i = 0
-        while i < blocks:
-            if low.counts[i] == high.counts[i]:
-                # As r grows no element leaves the first part, so the parts are equal at r too.
-                at.p_sums[i] = low.p_sums[i]
-                at.q_sums[i] = low.q_sums[i]
-                at.counts[i] = low.counts[i]
-                i += 1
-                continue
-            first = i
-            while i < blocks and low.counts[i] != high.counts[i]:
-                i += 1
-            start = first * BLOCK
-            table.block_sums_parted(p + start, q + start, min(i * BLOCK, n) - start, r,
-                                    at.p_sums + first, at.q_sums + first, at.counts + first)
-    if n > BLOCK:
-        for i in range(blocks):
-            p_mass += at.p_sums[i]
-            q_mass += at.q_sums[i]
-    failure = max(0.0, 1.0 - (p_mass / r + q_mass))
-    for _ in range(siblings - 1):
-        total = total * failure + 1.0
-    return total
-
-
-cdef problem leave_kseq(Step *step) noexcept nogil:
-    """What is drawn from when all were rejected: (p - min(p/r, q) rounds)+, p where that is nothing."""
-    cdef const double *p = <const double *>step.p.data
-    cdef const double *q = <const double *>step.q.data
-    cdef double *out = room_for(&step.room.q, &step.room.q_room, step.p.n)
+cdef problem draw_kseq(Tree *tree, Step *step, double u, int64_t *token) noexcept nogil:
+    """From (p - min(p/r, q) rounds)+, from p where that is nothing; all children were rejected."""
+    cdef double *out
     cdef Py_ssize_t i
-    cdef double part
-    if out is NULL:
+    token[0] = draw_left(&step.division, u)
+    if token[0] >= 0:
+        return FINE
+    out = room_for(&step.room.left, &step.room.left_room, step.p.n)
+    if (out is NULL
+            or room_for(&step.room.sums, &step.room.sums_room, (step.p.n + BLOCK - 1) // BLOCK) is NULL):
         return NO_ROOM
     for i in range(step.p.n):
-        part = p[i] / step.division
-        part = p[i] - (part if part < q[i] else q[i]) * step.rounds
-        out[i] = part if part > 0.0 and isfinite(part) else 0.0
+        out[i] = weight_left(&step.division, i)
     as_dense_row(&step.q, out, step.p.n)
     if not weigh(&step.left, &step.q, NULL, False, step.room.sums):
         weigh(&step.left, &step.p, NULL, False, step.room.sums)
+    token[0] = draw(&step.left, u)
     return FINE
 
 
@@ -738,25 +687,30 @@ cdef problem run(Tree *tree) noexcept nogil:
 cdef problem top_down(Tree *tree) noexcept nogil:
     cdef Step *step = &tree.steps[0]
     cdef problem status = enter(tree, step, -1, 1.0)
-    cdef double threshold
+    cdef double threshold, most, u
     cdef Py_ssize_t child
     cdef bint rejected
     while status == FINE and step.next_child >= 0:
         child = step.next_child
-        status = child_threshold(tree, step, tree.tokens[child], &threshold)
-        rejected = status == FINE and threshold == 0.0
+        status = child_threshold(tree, step, tree.tokens[child], &threshold, &most)
+        rejected = status == FINE and most == 0.0
         if rejected:
             # Sure to be rejected: what can fail then, fails before the coin.
-            status = reject(tree, step, child)
+            status = reject(tree, step, child) if step.rule != KSEQ else read_kseq(tree, step)
         if status != FINE:
             return status
-        if next_uniform(&tree.block.stream, NODE_LANE + <uint64_t>child) <= threshold and threshold > 0.0:
+        u = next_uniform(&tree.block.stream, NODE_LANE + <uint64_t>child)
+        if (u <= most and most > 0.0) and not (u <= threshold and threshold > 0.0):
+            status = settle_child(tree, step, tree.tokens[child], u, &threshold)
+            if status != FINE:
+                return status
+        if u <= threshold and threshold > 0.0:
             tree.path[tree.accepted] = child
             tree.accepted += 1
             # Nothing of the node above is needed again.
             status = enter(tree, step, child, 1.0)
             continue
-        if not rejected:
+        if not rejected and step.rule != KSEQ:
             status = reject(tree, step, child)
         step.next_child = tree.next_sibling[child]
     if status != FINE:
@@ -767,13 +721,13 @@ cdef problem top_down(Tree *tree) noexcept nogil:
 cdef problem bottom_up(Tree *tree) noexcept nogil:
     cdef Py_ssize_t at = 0, i, child
     cdef Step *step
-    cdef double reach
+    cdef double reach, same
     cdef problem status = enter(tree, &tree.steps[0], -1, 1.0)
     while status == FINE:
         step = &tree.steps[at]
         if step.next_child >= 0:
             child = step.next_child
-            status = child_threshold(tree, step, tree.tokens[child], &reach)
+            status = child_threshold(tree, step, tree.tokens[child], &reach, &same)
             if status == FINE:
                 at += 1
                 status = enter(tree, &tree.steps[at], child, reach)
@@ -806,12 +760,13 @@ cdef problem finish(Tree *tree, Step *step) noexcept nogil:
             return status
         return draw_token(&step.target, &tree.space, &tree.block.stream, BONUS_LANE, token)
     tree.block.failure.of_draft = False
-    if tree.rule == KSEQ:
-        status = leave_kseq(step)
+    if step.rule == KSEQ:
+        status = read_kseq(tree, step)
         if status != FINE:
             return status
-        token[0] = draw(&step.left, next_uniform(&tree.block.stream, CORRECTION_LANE))
-        return FINE
+        if not step.division.solved:
+            solve(&step.division)
+        return draw_kseq(tree, step, next_uniform(&tree.block.stream, CORRECTION_LANE), token)
     if step.end == FROM_TARGET:
         return draw_token(&step.target, &tree.space, &tree.block.stream, CORRECTION_LANE, token)
     if step.sparse:
@@ -852,6 +807,7 @@ cdef class OpenTree:
         if self.tree.steps is not NULL:
             for i in range(self.tree.step_count):
                 free_room(&self.tree.steps[i].room)
+                free_division(&self.tree.steps[i].division)
         free(self.tree.steps)
         free_workspace(&self.tree.space)
         Py_XDECREF(<PyObject *>self.tree.block.failure.error)
@@ -866,7 +822,6 @@ cdef class OpenTree:
         tree.rule = RULES[rule]
         tree.replacement = replacement
         tree.block.check_draft = check_draft
-        tree.nodes = n
         self.tokens = tokens
         tree.tokens = ids_of(tokens)
         open_side(target, "target", &tree.block.target, False, self.kept)

@@ -111,6 +111,13 @@ typedef struct kernels {
      * many elements the first has, whatever the ratio. */
     void (*block_sums_parted)(const double *p, const double *q, size_t n, double ratio, double *p_sums,
                               double *q_sums, int64_t *counts);
+    /* The same; and per BLOCK the sum of all p, of the whole the largest q (NaN passed over, 0 if there is none).
+     * Nonzero if an element has a sign, as -0.0 has. */
+    int (*block_sums_checked)(const double *p, const double *q, size_t n, double ratio, double *p_sums,
+                              double *q_sums, int64_t *counts, double *totals, double *largest);
+    /* block_sums_parted at high, and the counts that it has at low. */
+    void (*block_sums_between)(const double *p, const double *q, size_t n, double low, double high,
+                               double *p_sums, double *q_sums, int64_t *low_counts, int64_t *counts);
     /* out = (p - q)+, NaN and inf counted as 0, added to *total. */
     void (*residual)(const double *p, const double *q, size_t n, double *out, running *total);
     /* Adds p to *total; nonzero if an element is negative or NaN. */

@@ -895,44 +895,113 @@ static void block_sums_rough(const float *p, const float *q, size_t n, float p_u
     }
 }
 
-INLINE i64v parted_group(const double *p, const double *q, f64v ratio, f64v *p_acc, f64v *q_acc)
+/* What a block of (p, q) parted at a ratio is summed up to. */
+typedef struct {
+    f64v p_acc[GROUP], q_acc[GROUP];
+    i64v count;
+} parted;
+
+/* Both vectors in registers: else each use is a load of its own, two where it crosses a line of the cache. */
+INLINE void part(f64v a, f64v b, f64v ratio, int j, parted *sums)
 {
-    i64v count = {0};
-    IN_GROUP
-    {
-        const f64v a = load_f64(p + j * F64_LANES), b = load_f64(q + j * F64_LANES);
-        const i64v first = a <= ratio * b;
-        p_acc[j] += (f64v)((i64v)a & first);
-        q_acc[j] += (f64v)((i64v)b & ~first);
-        count -= first;
-    }
-    return count;
+    const i64v first = a <= ratio * b;
+    sums->p_acc[j] += (f64v)((i64v)a & first);
+    sums->q_acc[j] += unless_f64(first, b);
+    sums->count -= first;
 }
+
+INLINE double sum_of(f64v v)
+{
+    double lanes[F64_LANES], sum = 0.0;
+    store_f64(lanes, v);
+    for (int lane = 0; lane < F64_LANES; ++lane) sum += lanes[lane];
+    return sum;
+}
+
+INLINE int64_t count_of(i64v v)
+{
+    int64_t lanes[F64_LANES], sum = 0;
+    memcpy(lanes, &v, sizeof lanes);
+    for (int lane = 0; lane < F64_LANES; ++lane) sum += lanes[lane];
+    return sum;
+}
+
+/* Walks p and q in BLOCKs; STEP takes a group of 16, DONE what it added up. */
+#define IN_PARTED_BLOCKS(p, q, n, STEP, DONE)                                \
+    do {                                                                     \
+        size_t i = 0;                                                        \
+        for (size_t block = 0; i < (n); ++block) {                           \
+            const size_t end = (n) - i > BLOCK ? i + BLOCK : (n);            \
+            parted sums;                                                     \
+            sums.count = (i64v){0};                                          \
+            IN_GROUP sums.p_acc[j] = sums.q_acc[j] = all_f64(0.0);           \
+            START;                                                           \
+            for (; i + SIXTEEN <= end; i += SIXTEEN) STEP((p) + i, (q) + i); \
+            if (i < end) {                                                   \
+                PADDED_F64(rest_p, p, i, end, 0.0);                          \
+                PADDED_F64(rest_q, q, i, end, 0.0);                          \
+                STEP(rest_p, rest_q);                                        \
+                i = end;                                                     \
+            }                                                                \
+            p_sums[block] = fold(sums.p_acc);                                \
+            q_sums[block] = fold(sums.q_acc);                                \
+            counts[block] = count_of(sums.count);                           \
+            DONE;                                                            \
+        }                                                                    \
+    } while (0)
 
 static void block_sums_parted(const double *p, const double *q, size_t n, double ratio, double *p_sums,
                               double *q_sums, int64_t *counts)
 {
-    size_t i = 0;
-    for (size_t block = 0; i < n; ++block) {
-        const size_t end = n - i > BLOCK ? i + BLOCK : n;
-        f64v p_acc[GROUP], q_acc[GROUP];
-        i64v count = {0};
-        int64_t lanes[F64_LANES];
-        IN_GROUP p_acc[j] = q_acc[j] = all_f64(0.0);
-        for (; i + SIXTEEN <= end; i += SIXTEEN)
-            count += parted_group(p + i, q + i, all_f64(ratio), p_acc, q_acc);
-        if (i < end) {
-            PADDED_F64(rest_p, p, i, end, 0.0);
-            PADDED_F64(rest_q, q, i, end, 0.0);
-            count += parted_group(rest_p, rest_q, all_f64(ratio), p_acc, q_acc);
-            i = end;
-        }
-        p_sums[block] = fold(p_acc);
-        q_sums[block] = fold(q_acc);
-        memcpy(lanes, &count, sizeof lanes);
-        counts[block] = 0;
-        for (int lane = 0; lane < F64_LANES; ++lane) counts[block] += lanes[lane];
+    const f64v at = all_f64(ratio);
+#define IN_BOTH(from, other, ...)                                                     \
+    IN_GROUP                                                                          \
+    {                                                                                 \
+        const f64v a = held_f64((from) + j * F64_LANES);                              \
+        const f64v b = held_f64((other) + j * F64_LANES);                             \
+        part(a, b, at, j, &sums);                                                     \
+        __VA_ARGS__;                                                                  \
     }
+#define PARTED(from, other) IN_BOTH(from, other, (void)0)
+#define START (void)0
+    IN_PARTED_BLOCKS(p, q, n, PARTED, (void)0);
+#undef START
+}
+
+static int block_sums_checked(const double *p, const double *q, size_t n, double ratio, double *p_sums,
+                              double *q_sums, int64_t *counts, double *totals, double *largest)
+{
+    const f64v at = all_f64(ratio);
+    f64v top = all_f64(0.0);
+    i64v signs = {0};
+    double tops[F64_LANES];
+#define PARTED_CHECKED(from, other)                                                   \
+    do {                                                                              \
+        f64v sum = all_f64(0.0), larger = all_f64(0.0);                               \
+        /* Summed by groups: there are no registers for four more sums. */            \
+        IN_BOTH(from, other, sum = j ? sum + a : a; larger = larger_f64(b, larger);   \
+                signs |= (i64v)a | (i64v)b)                                           \
+        total += sum;                                                                 \
+        top = larger_f64(larger, top);                                                \
+    } while (0)
+#define START f64v total = all_f64(0.0)
+    IN_PARTED_BLOCKS(p, q, n, PARTED_CHECKED, totals[block] = sum_of(total));
+#undef START
+    store_f64(tops, top);
+    *largest = 0.0;
+    for (int lane = 0; lane < F64_LANES; ++lane)
+        if (tops[lane] > *largest) *largest = tops[lane];
+    return bits_f64(signs < (i64v){0}) != 0;
+}
+
+static void block_sums_between(const double *p, const double *q, size_t n, double low, double high,
+                               double *p_sums, double *q_sums, int64_t *low_counts, int64_t *counts)
+{
+    const f64v at = all_f64(high), below = all_f64(low);
+#define PARTED_TWICE(from, other) IN_BOTH(from, other, low_count -= a <= below * b)
+#define START i64v low_count = {0}
+    IN_PARTED_BLOCKS(p, q, n, PARTED_TWICE, low_counts[block] = count_of(low_count));
+#undef START
 }
 
 INLINE void residual_group(const double *p, const double *q, double *out, f64v *acc)
@@ -1170,6 +1239,8 @@ const kernels CAT(kernels_, ISA) = {
     .block_sums_rough = block_sums_rough,
     .block_sums_scaled = block_sums_scaled,
     .block_sums_parted = block_sums_parted,
+    .block_sums_checked = block_sums_checked,
+    .block_sums_between = block_sums_between,
     .residual = residual,
     .weigh = weigh,
     .split = split,

@@ -35,6 +35,7 @@ import math
 import operator
 import sys
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -104,6 +105,9 @@ class TreeNode(Protocol):
 
     def draft_probability(self, token: int) -> float:
         """q(x) of the next child."""
+
+    def acceptance_bounds(self, token: int) -> tuple[float, float]:
+        """Between which `child_probability` lies, as far as the entries of one token tell."""
 
     def child_probability(self, token: int) -> float:
         """What the coin of the next child is compared with (bottom up: unless its own children fail)."""
@@ -270,6 +274,9 @@ class RecursiveNode:
     def child_probability(self, token: int) -> float:
         return prefix_acceptance(1.0, self.target_probability(token), self.draft_probability(token))
 
+    def acceptance_bounds(self, token: int) -> tuple[float, float]:
+        return (self.child_probability(token),) * 2
+
     def rejected(self, token: int) -> RecursiveNode:
         if self.rest.used_up:  # p - 0 is p
             return self
@@ -289,40 +296,49 @@ class RecursiveNode:
         return weights_of(self.rest.target, "target_p") if self.whole is None else self.whole
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class KSeqNode:
     """Every child is kept with ``min(1, p(x)/(r q(x)))``: k equal rounds that never take more than p.
 
+    r lies in [1, k]. It takes all of both rows to find it, so that they are read (and checked) only when a
+    coin falls between ``p(x)/(k q(x))`` and ``p(x)/q(x)``, when a child is sure to be rejected, or when all
+    of them were.
+
     Parameters
     ----------
-    target, draft : ndarray of float64, shape (V,)
+    target, draft : Distribution
         p and q. They stay what they are: siblings are independent and tested against the same rows.
-    division : float
-        r, in [1, k]; the smallest with ``rounds <= r``.
-    rounds : float
-        ``(1 - (1 - beta)^k)/beta`` with ``beta = sum min(p/r, q)``, the expected number of tested children.
+    siblings : int
+        k.
 
     Examples
     --------
-    >>> node = KSeqNode.open(np.array([1.0, 0.0]), np.array([0.5, 0.5]), 2)
-    >>> node.division, node.child_probability(0), node.weights()
-    (1.5, 1.0, (None, array([0.25, 0.  ])))
+    >>> node = KSeqNode(np.array([1.0, 0.0]), np.array([0.5, 0.5]), 2)
+    >>> node.acceptance_bounds(0), node.child_probability(0)
+    ((1.0, 1.0), 1.0)
+    >>> node.division, node.weights()
+    (1.5, (None, array([0.25, 0.  ])))
     """
 
-    target: Float64
-    draft: Float64
-    division: float
-    rounds: float
+    target: Distribution
+    draft: Distribution
+    siblings: int
 
-    @classmethod
-    def open(cls, target: Distribution, draft: Distribution, siblings: int) -> KSeqNode:
-        """Find r by bisection of [1, k] down to adjacent numbers; r is the upper one.
+    @cached_property
+    def rows(self) -> tuple[Float64, Float64]:
+        """p and q as arrays, checked."""
+        return _dense_pair(self.target, self.draft)
 
-        ``1 - (1 - beta)^k = r beta`` is solved with both sides divided by beta. The left one is then
+    @cached_property
+    def solution(self) -> tuple[float, float]:
+        """r and ``rounds = (1 - (1 - beta)^k)/beta`` with ``beta = sum min(p/r, q)``.
+
+        r is the upper end of a bisection of [1, k] down to adjacent numbers, which solves
+        ``1 - (1 - beta)^k = r beta`` with both sides divided by beta. The left one is then
         ``sum_{j < k} (1 - beta)^j``, without a difference of nearly equal numbers, and defined where
-        beta is 0.
+        beta is 0. It is the expected number of tested children.
         """
-        p, q = _dense_pair(target, draft)
+        p, q = self.rows
 
         def rounds(r: float) -> float:
             # min(p/r, q) in two parts, so that only one quotient is taken.
@@ -331,11 +347,11 @@ class KSeqNode:
             beta = mass(np.where(first, p, 0.0)) / r + mass(np.where(first, 0.0, q))
             failure = max(0.0, 1.0 - beta)
             total = 1.0
-            for _ in range(siblings - 1):
+            for _ in range(self.siblings - 1):
                 total = total * failure + 1.0
             return total
 
-        low, high = 1.0, float(siblings)
+        low, high = 1.0, float(self.siblings)
         if rounds(low) <= low:
             high = low
         while math.nextafter(low, math.inf) < high:
@@ -345,7 +361,12 @@ class KSeqNode:
             else:
                 high = middle
         # At the upper end rounds <= r, so that min(p/r, q) * rounds nowhere takes more than p.
-        return cls(p, q, high, rounds(high))
+        return high, rounds(high)
+
+    @property
+    def division(self) -> float:
+        """r."""
+        return self.solution[0]
 
     def target_probability(self, token: int) -> float:
         return probability_of(self.target, token, "target_p")
@@ -353,17 +374,25 @@ class KSeqNode:
     def draft_probability(self, token: int) -> float:
         return probability_of(self.draft, token, "draft_q")
 
+    def acceptance_bounds(self, token: int) -> tuple[float, float]:
+        return self._probability(token, self.siblings), self._probability(token, 1.0)
+
     def child_probability(self, token: int) -> float:
+        return self._probability(token, self.division)
+
+    def _probability(self, token: int, division: float) -> float:
         p = self.target_probability(token)
-        return prefix_acceptance(1.0, p, self.division * self.draft_probability(token))
+        return prefix_acceptance(1.0, p, division * self.draft_probability(token))
 
     def rejected(self, token: int) -> KSeqNode:
+        if self.acceptance_bounds(token)[1] == 0.0:
+            _ = self.rows  # sure to be rejected: they are checked before its coin
         return self
 
     def weights(self) -> Weights:
-        taken = np.minimum(self.target / self.division, self.draft) * self.rounds
-        left, positive = _positive_part(self.target - taken)
-        return None, left if positive else self.target
+        (p, q), (division, rounds) = self.rows, self.solution
+        left, positive = _positive_part(p - np.minimum(p / division, q) * rounds)
+        return None, left if positive else p
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,6 +436,9 @@ class TraversalNode:
     def child_probability(self, token: int) -> float:
         return prefix_acceptance(self.reach, self.target_probability(token), self.draft_probability(token))
 
+    def acceptance_bounds(self, token: int) -> tuple[float, float]:
+        return (self.child_probability(token),) * 2
+
     def rejected(self, token: int) -> TraversalNode:
         if self.rest.used_up:  # R = P: nothing changes
             return self
@@ -428,9 +460,12 @@ def open_node(
     siblings: int,
     replacement: bool,
 ) -> RecursiveNode | KSeqNode:
-    """A node of a top-down rule with `siblings` children, none of which was tested yet."""
-    if rule == "kseq":
-        return KSeqNode.open(target, draft, siblings)
+    """A node of a top-down rule with `siblings` children, none of which was tested yet.
+
+    With a single child ``"kseq"`` is ``"recursive"``: r = 1.
+    """
+    if rule == "kseq" and siblings > 1:
+        return KSeqNode(target, draft, siblings)
     return RecursiveNode.open(target, draft, replacement)
 
 
@@ -468,12 +503,12 @@ class Drafted:
             require_same_length(p, q)
         return p, q
 
-    def threshold(self, node: int, state: TreeNode, child: int) -> float:
+    def bounds(self, node: int, state: TreeNode, child: int) -> tuple[float, float]:
         token = self.tokens[child]
         with errors_at(f"row {node + 1}"):
             if self.check_draft:
                 _require_drawable(state, token)
-            return state.child_probability(token)
+            return state.acceptance_bounds(token)
 
     def weights(self, node: int, state: TreeNode | None) -> Weights:
         with errors_at(f"row {node + 1}"):
@@ -492,14 +527,18 @@ def _top_down(drafted: Drafted, rule: TreeRule, replacement: bool, stream: Strea
         with errors_at(f"row {node + 1}"):
             state: TreeNode = open_node(rule, p, q, len(children), replacement)
         for child in children:
-            threshold = drafted.threshold(node, state, child)
+            token = drafted.tokens[child]
+            threshold, most = drafted.bounds(node, state, child)
             with errors_at(f"row {node + 1}"):
                 # A child sure to be rejected: what can fail then, fails before the coin.
-                after = state.rejected(drafted.tokens[child]) if threshold == 0.0 else None
-                if accepted_by(stream.coin(NODE_LANE + child), threshold):
+                after = state.rejected(token) if most == 0.0 else None
+                coin = stream.coin(NODE_LANE + child)
+                if threshold < most and accepted_by(coin, most) and not accepted_by(coin, threshold):
+                    threshold = state.child_probability(token)
+                if accepted_by(coin, threshold):
                     path.append(child)
                     break
-                state = state.rejected(drafted.tokens[child]) if after is None else after
+                state = state.rejected(token) if after is None else after
         else:
             return path, state
         node = path[-1]
@@ -530,7 +569,8 @@ def _bottom_up(drafted: Drafted, replacement: bool, stream: Stream) -> Walk:
         children = drafted.children[here.node + 1]
         if here.state is not None and here.tested_children < len(children):
             child = children[here.tested_children]
-            steps.append(entered(child, drafted.threshold(here.node, here.state, child)))
+            reach, _ = drafted.bounds(here.node, here.state, child)
+            steps.append(entered(child, reach))
         elif here.node == -1 or accepted_by(stream.coin(NODE_LANE + here.node), here.reach):
             return [step.node for step in steps[1:]], here.state
         else:
