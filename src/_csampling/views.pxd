@@ -67,10 +67,6 @@ cdef struct Workspace:
 
 cdef void free_workspace(Workspace *space) noexcept nogil
 
-# Room for a row in a slot, for the sums of its blocks; NULL without memory.
-cdef double *dense_room(Workspace *space, int slot, Py_ssize_t n) noexcept nogil
-cdef double *sums_room(Workspace *space, Py_ssize_t n) noexcept nogil
-
 cdef inline bint is_support(const View *view) noexcept nogil:
     return view.mode == SPARSE or view.mode == POINT
 
