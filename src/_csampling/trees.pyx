@@ -63,9 +63,7 @@ from mtplx._csampling.views cimport (
     FINE,
     NO_ROOM,
     NOT_DRAWABLE,
-    POINT,
     RAISED,
-    SPARSE,
     WITHOUT_MASS,
     Failure,
     View,
@@ -73,6 +71,7 @@ from mtplx._csampling.views cimport (
     ascend,
     draw_token,
     free_workspace,
+    is_support,
     probability,
     problem,
 )
@@ -231,10 +230,6 @@ cdef void free_room(Room *room) noexcept nogil:
     free(room.q)
     free(room.sums)
     free(room.q_sums)
-
-
-cdef bint is_support(const View *view) noexcept nogil:
-    return view.mode == SPARSE or view.mode == POINT
 
 
 cdef void as_dense_row(Row *row, double *values, Py_ssize_t n) noexcept nogil:
