@@ -15,20 +15,20 @@ import numpy as np
 import pytest
 
 from mtplx.cli import run
-from mtplx.decoding import ModelDrafter, PromptLookupDrafter, TokenStream, generate, speculative_generate
+from mtplx.decoding import ModelDrafter, PromptLookupDrafter, generate, speculative_generate
 from mtplx.distributions import SamplerConfig
 
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed", exc_type=ImportError)
 pytest.importorskip("gguf", reason="the package gguf, which writes the tests' models, is not installed")
 
 from support import gguf_models
+from support.adapters import GREEDY, require_greedy_is_plain, require_same_up_to_near_ties
 
 from mtplx.integrations.llama_cpp import NEAR_TIE, LlamaCppModel, smollm2_path
 
 # The library keeps two handles of the null device open until the process ends.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file <_io.TextIOWrapper name='/dev/null'")
 
-GREEDY = SamplerConfig(temperature=0.0)
 # In float32 kernels for one token and for several round differently, by 0.002 at most in the models here.
 FLOAT32_TIE = 0.01
 ARCHITECTURES = ["llama", "gemma2"]
@@ -307,22 +307,6 @@ def test_the_chat_template_of_the_file(files: Callable[..., Path], target: Llama
 # --- the loop
 
 
-def require_same_up_to_near_ties(
-    model: LlamaCppModel, prompt: Sequence[int], plain: list[int], text: list[int], tolerance: float
-) -> None:
-    """Fail unless the texts are equal, or part where plain decoding's two best logits are a near tie."""
-    for i, (ours, theirs) in enumerate(zip(text, plain, strict=True)):
-        if ours == theirs:
-            continue
-        state = model.start(prompt)
-        for token in [prompt[-1], *plain[:i]]:
-            row = model.forward(state, [token])[0]
-        assert row[theirs] == row.max()
-        gap = float(row[theirs] - row[ours])
-        assert gap < tolerance, f"token {i}: {theirs} and {ours} are {gap} apart"
-        return
-
-
 def test_another_text_is_no_near_tie(target: LlamaCppModel) -> None:
     plain = list(generate(target, PROMPT, config=GREEDY, max_tokens=10))
     state = target.start(PROMPT)
@@ -332,34 +316,14 @@ def test_another_text_is_no_near_tie(target: LlamaCppModel) -> None:
         require_same_up_to_near_ties(target, PROMPT, plain, [*plain[:5], second, *plain[6:]], FLOAT32_TIE)
 
 
-def kinds_of(streams: Sequence[TokenStream]) -> set[str]:
-    return {kind for stream in streams for kind in stream.kinds}
-
-
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_greedy_text_is_that_of_plain_decoding(files: Callable[..., Path], arch: str) -> None:
     path = files(arch)
     model = load(path)
     other, twin = load(files(arch, seed=1)), load(path)
-    plain = list(generate(model, PROMPT, config=GREEDY, max_tokens=60))
-    streams = []
     # A twin accepts nearly all; another model, a drawing twin and copies are rejected at times.
     drafters = [(model.drafter(other), 0.0), (model.drafter(twin), 1.2), (PromptLookupDrafter(), 0.0)]
-    for drafter, temperature in drafters:
-        for depth in (1, 2, 3, 5, 8):
-            stream = speculative_generate(
-                model,
-                drafter,
-                PROMPT,
-                config=GREEDY,
-                draft_config=SamplerConfig(temperature=temperature),
-                depth=depth,
-                max_tokens=60,
-                seed=depth,
-            )
-            require_same_up_to_near_ties(model, PROMPT, plain, list(stream), FLOAT32_TIE)
-            streams.append(stream)
-    assert kinds_of(streams) == {"accepted", "correction", "bonus"}
+    require_greedy_is_plain(model, drafters, PROMPT, FLOAT32_TIE)
 
 
 def test_sampled_text_has_the_law_of_plain_decoding(target: LlamaCppModel, draft: LlamaCppModel) -> None:

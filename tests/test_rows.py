@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from support.blocks import Face, Touched, Untouchable, every_face
 from support.generators import Stub, plain_state
+from support.rows import DLPackOnly
 
 from mtplx import reference, sampling
 from mtplx.distributions import (
@@ -277,18 +278,6 @@ def test_stacking_refuses_what_does_not_fit():
 
 @every_face
 def test_rows_of_other_libraries(face):
-    class Foreign:
-        """Only what an array of another library on the CPU offers."""
-
-        def __init__(self, array):
-            self.array = array
-
-        def __dlpack__(self, **options):
-            return self.array.__dlpack__(**options)
-
-        def __dlpack_device__(self):
-            return self.array.__dlpack_device__()
-
     class Numbers:
         def __init__(self, array):
             self.array = array
@@ -297,7 +286,7 @@ def test_rows_of_other_libraries(face):
             return self.array
 
     target, draft = np.eye(3)[[0, 1, 2]], np.eye(3)[[0, 1]]
-    for wrap in (Foreign, Numbers):
+    for wrap in (DLPackOnly, Numbers):
         decision = face.verify_block(wrap(target), wrap(draft), wrap(np.array([0, 1])))
         assert decision.tokens.tolist() == [0, 1, 2]
         decision = face.verify_block([wrap(row) for row in target], None, [0, 1])

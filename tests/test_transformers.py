@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
+from support.adapters import GREEDY, require_greedy_is_plain, require_same_up_to_near_ties
 
 from mtplx.decoding import PromptLookupDrafter, generate, speculative_generate
 from mtplx.distributions import SamplerConfig
@@ -25,7 +25,6 @@ torch.set_num_threads(1)
 ROUNDING = 5e-5
 V = 50
 WINDOW = 8
-GREEDY = SamplerConfig(temperature=0.0)
 PROMPT = [1, 20, 31, 42, 5]
 
 
@@ -135,40 +134,10 @@ def test_half_precision(dtype: Any, backend: Any) -> None:
     )
 
 
-def require_same_up_to_near_ties(model: TransformersModel, plain: Sequence[int], text: Sequence[int]) -> None:
-    """Fail unless the texts are equal, or part where plain decoding's two best logits are a near tie."""
-    for i, (ours, theirs) in enumerate(zip(text, plain, strict=True)):
-        if ours != theirs:
-            state = model.start(PROMPT)
-            for token in [PROMPT[-1], *plain[:i]]:
-                row = model.forward(state, [token])[0]
-            gap = float(row[theirs] - row[ours])
-            assert row[theirs] == row.max()
-            assert gap < NEAR_TIE, f"token {i}: {theirs} and {ours} are {gap} apart"
-            return
-
-
 def test_greedy_text_is_that_of_plain_decoding(model: TransformersModel) -> None:
-    plain = list(generate(model, PROMPT, config=GREEDY, max_tokens=60))
-    kinds: set[str] = set()
     # A model may draft for itself: every text has a cache of its own.
     drafters = [(model.drafter(make(seed=1)), 0.0), (model.drafter(model), 1.2), (PromptLookupDrafter(), 0.0)]
-    for drafter, temperature in drafters:
-        for depth in (1, 2, 3, 5, 8):
-            stream = speculative_generate(
-                model,
-                drafter,
-                PROMPT,
-                config=GREEDY,
-                draft_config=SamplerConfig(temperature=temperature),
-                depth=depth,
-                max_tokens=60,
-                seed=depth,
-            )
-            require_same_up_to_near_ties(model, plain, list(stream))
-            kinds.update(stream.kinds)
-    assert kinds == {"accepted", "correction", "bonus"}
-    assert len(set(plain)) > 3
+    require_greedy_is_plain(model, drafters, PROMPT, NEAR_TIE)
 
 
 def test_another_text_is_no_near_tie(llama: TransformersModel) -> None:
@@ -176,7 +145,7 @@ def test_another_text_is_no_near_tie(llama: TransformersModel) -> None:
     row = llama.forward(llama.start(PROMPT), [PROMPT[-1], *plain[:5]])[-1]
     second = int(np.argsort(-row)[1])
     with pytest.raises(AssertionError, match=r"token 5: .* apart"):
-        require_same_up_to_near_ties(llama, plain, [*plain[:5], second, *plain[6:]])
+        require_same_up_to_near_ties(llama, PROMPT, plain, [*plain[:5], second, *plain[6:]], NEAR_TIE)
 
 
 def test_same_seed_same_text(llama: TransformersModel) -> None:
