@@ -346,3 +346,23 @@ def test_acceptance_is_a_probability_and_follows_the_ratio(face, pairs):
         assert 0.0 <= got <= 1.0
         assert got == ((1.0 if a > 0 else 0.0) if b == 0 else min(1.0, a / b if a / b < INF else 1.0))
         assert face.acceptance_probability(p, p, token) == (1.0 if a > 0 else 0.0)
+
+
+@pytest.mark.parametrize("n", [2, 25, 700])
+def test_the_order_of_a_support_changes_nothing(face, n):
+    rng = np.random.default_rng(n)
+    kept = set()
+    for seed in range(40):
+        ids, other = rng.permutation(2 * n)[:n], rng.permutation(2 * n)[:n]
+        weights, others = rng.random(n), rng.random(n)
+        token = int(rng.choice(other))
+        found = []
+        for order in (np.argsort, lambda ids: np.arange(n)):
+            p = SparseDistribution(ids[order(ids)], weights[order(ids)], 2 * n)
+            q = SparseDistribution(other[order(other)], others[order(other)], 2 * n)
+            generator = np.random.default_rng(seed)
+            decision = face.verify_one_token(p, q, token, generator)
+            found.append((decision.accepted, decision.token_id, generator.random()))
+        assert found[0] == found[1]
+        kept.add(found[0][0])
+    assert kept == {True, False}

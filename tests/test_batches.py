@@ -1,5 +1,7 @@
 """Batches are their blocks, one by one; keyed streams are `numpy.random.Philox`, lane by lane."""
 
+import gc
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -411,3 +413,36 @@ def test_sequences_stop_at_their_own_rejection(face):
     decision = face.verify_batch(targets, drafts, [[0, Untouchable()], [0, 0]], rngs_of(2))
     assert decision.tokens.tolist() == [[1, -1, -1], [0, 1, -1]]
     assert [rows.touched for rows in targets] == [{0}, {0, 1}]
+
+
+class Raising(list):
+    """A caller's sequence of rows, one of which cannot be read."""
+
+    def __getitem__(self, i):
+        raise KeyError("row")
+
+
+@every_face
+@pytest.mark.parametrize(
+    ("rows", "tokens", "error"),
+    [
+        (lambda rows: [rows[0], "no row", rows[0]], [0, 0], TypeError),
+        (lambda rows: [rows[0], [rows[0]], rows[0]], [0, 0], ValueError),
+        (Raising, [0, 0], KeyError),
+        (list, [0, 2.5], TypeError),
+    ],
+    ids=["text", "too deep", "raises", "token"],
+)
+def test_nothing_of_a_failed_batch_is_kept_alive(face, rows, tokens, error):
+    # An exception leads to the frames that it passed, and so to the caller's rows: the core must not hold it.
+    class Canary(np.ndarray):
+        pass
+
+    canary = np.array([1.0, 0.0, 0.0]).view(Canary)  # token 0 is accepted, so that all rows are reached
+    gone = weakref.ref(canary)
+    for keys in ({"rngs": rngs_of(2)}, {"seeds": [1, 2], "positions": [0, 0]}):
+        with pytest.raises(error):
+            face.verify_batch([rows([canary, canary, canary])] * 2, None, [tokens] * 2, **keys)
+    del canary
+    gc.collect()
+    assert gone() is None

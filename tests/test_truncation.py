@@ -57,6 +57,26 @@ def test_order_of_worst_case_rows(face, n):
             assert face.deterministic_top_k_order(w, k).tolist() == expected[: max(k, 0)], (name, k)
 
 
+@pytest.mark.parametrize("V", [1023, 1024, 1500, 5000, 20_000])
+def test_order_of_hundreds_of_ranks(face, V):
+    rng = np.random.default_rng(V)
+    rows_of = {
+        "normal": rng.normal(0, 3, V),
+        "tied": rng.integers(0, 7, V).astype(float),
+        "one level": np.zeros(V),
+        "few not NaN": np.where(rng.random(V) < 0.1, rng.normal(size=V), np.nan),
+        "masked": np.where(rng.random(V) < 0.9, -np.inf, rng.normal(size=V)),
+        "infinite": np.where(rng.random(V) < 0.5, np.inf, rng.normal(size=V)),
+        "alternating": np.where(np.arange(V) % (V // 2048 or 1) == (V // 2048) >> 1, 1.0, 0.0),
+        "ascending": np.arange(V, dtype=float),
+        "descending": -np.arange(V, dtype=float),
+    }
+    for name, row in rows_of.items():
+        expected = np.lexsort((np.arange(V), -row, np.isnan(row)))
+        for k in (1, V // 256, V // 100, V // 16, V // 4, V // 4 + 1, V - 1, V):
+            assert face.deterministic_top_k_order(row, k).tolist() == expected[:k].tolist(), (name, k)
+
+
 @pytest.mark.parametrize("top_k", [1, 5, 20, 1000])
 def test_order_over_a_whole_vocabulary_with_many_ties(face, top_k):
     values = np.random.default_rng(1).integers(0, 50, rows.VOCABULARY).astype(np.float64)

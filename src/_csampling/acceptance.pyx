@@ -338,14 +338,17 @@ cdef object verify_sparse(SparseDistributionBase p, SparseDistributionBase q, ob
     require_support(p)
     require_support(q)
     rng = open_rng(rng)
-    if not (p.ascending and q.ascending):
+    if accept_probability == 0.0:
+        # Rejected whatever the coin shows: what can fail, fails before the coin.
         p = ascending_copy(p)
         q = ascending_copy(q)
-    p_support = p.support()
-    q_support = q.support()
     if not is_plain(rng):
         if float(rng.random()) <= accept_probability and accept_probability > 0.0:
             return new_decision(True, token, accept_probability)
+        p = ascending_copy(p)
+        q = ascending_copy(q)
+        p_support = p.support()
+        q_support = q.support()
         ids, differences = difference_arrays(&p_support, &q_support)
         if len(ids) == 0:
             support = p.probs > 0.0
@@ -355,6 +358,21 @@ cdef object verify_sparse(SparseDistributionBase p, SparseDistributionBase q, ob
     bits = bitgen_of(bit_generator)
     lock = bit_generator.lock
     # One hold of the lock for both numbers, so that another thread cannot draw between them.
+    if not (p.ascending and q.ascending):
+        lock.acquire()
+        try:
+            accepted = uniform(bits) <= accept_probability
+            if not accepted:
+                p = ascending_copy(p)
+                q = ascending_copy(q)
+                p_support = p.support()
+                q_support = q.support()
+                token = draw_difference(&p_support, &q_support, uniform(bits))
+        finally:
+            lock.release()
+        return new_decision(accepted, token, accept_probability)
+    p_support = p.support()
+    q_support = q.support()
     lock.acquire()
     accepted = uniform(bits) <= accept_probability and accept_probability > 0.0
     if not accepted:

@@ -58,7 +58,8 @@ cdef void sort_candidates(Candidate *items, Py_ssize_t count) noexcept nogil
 # whatever the status.
 cdef selection_status best_probabilities(const Row *row, Py_ssize_t k, Candidates *best) noexcept nogil
 
-# The same of any row of numbers; BAD_LOGIT where one is NaN or the largest is infinite.
+# The same of any row of numbers and any k; BAD_LOGIT or TOO_MANY where NaN, an infinite maximum or chance
+# leave it to `rank_all`.
 cdef selection_status best_values(const Row *row, Py_ssize_t k, Candidates *best) noexcept nogil
 
 # How many of the ranked candidates top_p keeps, by sequential sums.

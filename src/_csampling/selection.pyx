@@ -281,7 +281,13 @@ cdef selection_status best_values(const Row *row, Py_ssize_t k, Candidates *best
     cdef Py_ssize_t blocks = (row.n + CHUNK - 1) // CHUNK * SIDE_BY_SIDE
     cdef streamed run
     cdef selection_status status
-    cdef double *maxima = open_candidates(k, blocks, best)
+    cdef double *maxima
+    if not few(k, row.n):
+        if open_candidates(k, 0, best) is NULL:
+            return NO_MEMORY
+        collect_above(row, k, bound_of_values(row, k), NULL, best)
+        return SELECTED if best.count == k else TOO_MANY
+    maxima = open_candidates(k, blocks, best)
     if maxima is NULL:
         return NO_MEMORY
     status = block_pass(row, 1.0, False, maxima, &run)
@@ -290,6 +296,26 @@ cdef selection_status best_values(const Row *row, Py_ssize_t k, Candidates *best
         if best.count < k:
             status = TOO_MANY  # the row was written over meanwhile
     return status
+
+
+cdef double bound_of_values(const Row *row, Py_ssize_t k) noexcept nogil:
+    """A value that k of the row are probably not below: of a sample, with a margin of four deviations."""
+    cdef double sampled[SAMPLE_ROOM]
+    cdef Py_ssize_t stride = row.n // SAMPLE, i = stride >> 1, taken = 0, rank
+    cdef double share, value
+    if stride < 2:
+        return -INFINITY
+    while i < row.n and taken < SAMPLE_ROOM:
+        value = element(row, i)
+        sampled[taken] = -INFINITY if isnan(value) else value
+        taken += 1
+        i += stride
+    share = <double>k * taken / row.n
+    rank = <Py_ssize_t>(share + 4.0 * sqrt(share)) + 4
+    if rank > taken:
+        return -INFINITY
+    rank_first(sampled, taken, rank)
+    return sampled[rank - 1]
 
 
 cdef double *open_candidates(Py_ssize_t k, Py_ssize_t blocks, Candidates *best) noexcept nogil:
@@ -306,15 +332,20 @@ cdef double *open_candidates(Py_ssize_t k, Py_ssize_t blocks, Candidates *best) 
 cdef void collect_values(const Row *row, Py_ssize_t k, double *maxima, Py_ssize_t blocks,
                          Candidates *best) noexcept nogil:
     """The k best values, ranked."""
+    collect_above(row, k, kth_largest(maxima, blocks, k, maxima + blocks), maxima, best)
+
+
+cdef void collect_above(const Row *row, Py_ssize_t k, double bound, const double *maxima,
+                        Candidates *best) noexcept nogil:
+    """The k best of the values that are not below a bound, ranked; block maxima, if any, save reading."""
     cdef double buffer[CHUNK]
     cdef int64_t ids[CHUNK]
     cdef double values[CHUNK]
     cdef const double *piece
     cdef Py_ssize_t chunk, length
     cdef size_t hits, h
-    cdef double bound = kth_largest(maxima, blocks, k, maxima + blocks)
-    for chunk in range(blocks // SIDE_BY_SIDE):
-        if not any_at_least(maxima + chunk * SIDE_BY_SIDE, bound):
+    for chunk in range((row.n + CHUNK - 1) // CHUNK):
+        if maxima is not NULL and not any_at_least(maxima + chunk * SIDE_BY_SIDE, bound):
             continue
         length = probs_piece(row, chunk * CHUNK, CHUNK, buffer, &piece)
         hits = table.collect_f64(piece, length, bound, chunk * CHUNK, ids, values)
@@ -1063,6 +1094,7 @@ cdef int rank_all(const Row *row, int64_t *ids) noexcept nogil:
     cdef int64_t *swap_ids
     cdef uint64_t digit
     cdef double value
+    cdef bint ordered = True, reversed = True
     if keys is NULL or other_ids is NULL:
         free(keys)
         free(other_ids)
@@ -1074,6 +1106,16 @@ cdef int rank_all(const Row *row, int64_t *ids) noexcept nogil:
         source[i] = ~<uint64_t>0 if isnan(value) else (
             source[i] if source[i] >> 63 else ~source[i] & ~(<uint64_t>1 << 63))
         ids[i] = i
+        if i:
+            ordered &= source[i - 1] <= source[i]
+            reversed &= source[i - 1] > source[i]
+    if ordered or reversed:
+        if not ordered:
+            for i in range(row.n):
+                ids[i] = row.n - 1 - i
+        free(keys)
+        free(other_ids)
+        return 1
     for d in range(DIGITS):
         memset(places, 0, sizeof(places))
         for i in range(row.n):

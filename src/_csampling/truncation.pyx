@@ -51,9 +51,11 @@ cnp.import_array()
 
 cdef double OFF = INFINITY  # top_p that keeps everything
 
-# Rows longer than this are scanned for their best without the GIL: less is a matter of few microseconds.
+# Rows longer than LONG_SCAN are scanned for their best without the GIL: less is a matter of few microseconds.
+# Rows shorter than SMALL are ranked by comparing whatever the number of ranks: digits cost more.
 cdef enum:
     LONG_SCAN = 1 << 16
+    SMALL = 1 << 10
 
 
 cdef double nucleus_mass(double top_p) except -1.0:
@@ -277,7 +279,7 @@ def deterministic_top_k_order(values, top_k):
     top_k = PyNumber_Index(top_k)  # before memory is looked at: it may be code of the caller's
     _owner = open_row(values, "values", &row)
     k = min(max(top_k, 0), row.n)
-    if k and few(k, row.n):
+    if k and (k <= row.n // 4 or row.n < SMALL):
         with nogil:
             status = best_values(&row, k, &best)
         if status == SELECTED:

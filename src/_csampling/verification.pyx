@@ -11,7 +11,7 @@ import numpy as np
 
 cimport cython
 cimport numpy as cnp
-from cpython.ref cimport Py_XDECREF, PyObject
+from cpython.ref cimport Py_DECREF, Py_XDECREF, PyObject
 from libc.math cimport isnan
 from libc.stdint cimport int64_t
 from libc.stdlib cimport calloc, free, malloc
@@ -180,6 +180,7 @@ cdef class OpenBlock:
     cdef Block block
     cdef list kept
     cdef object generator
+    cdef object raised       # what the caller's code raised while rows were read
     cdef tuple refused       # an error of the settings, and where; or None
     cdef Py_ssize_t overlays  # how many there are, -1 for one of all rows
     cdef char *unreadable
@@ -429,13 +430,20 @@ cdef class OpenBlock:
         PyObject_GenericSetAttr(made, "bonus", True if block.bonus else False)
         return made
 
+    cdef void take_error(self):
+        """Keep what was raised where the garbage collector sees it: it leads to frames that hold this."""
+        if self.block.failure.error is not NULL:
+            self.raised = <object>self.block.failure.error
+            Py_DECREF(self.raised)
+            self.block.failure.error = NULL
+
     cdef object error(self):
         """The exception of a block that failed, which names the row."""
         cdef Failure *failure = &self.block.failure
         cdef str side = "draft_q" if failure.of_draft else "target_p"
         cdef str row = f"row {failure.row}"
         if self.block.status == RAISED:
-            return <object>failure.error, row
+            return self.raised, row
         if self.block.status == NO_ROOM:
             return MemoryError(), ""
         if self.block.status == BAD_ID:
@@ -549,6 +557,7 @@ def verify_block(target, draft, draft_tokens, generator, tuple rule, bint check_
             free_workspace(&space)
     finally:
         lock.release()
+    opened.take_error()
     if opened.block.status != FINE:
         return opened.error()
     return opened.decision(kind)
@@ -767,6 +776,9 @@ def run_blocks(list blocks, Py_ssize_t first, Py_ssize_t last):
         for lock in held:
             lock.release()
         free(range_of)
+    for b in range(first, last):
+        opened = blocks[b]
+        opened.take_error()
 
 
 @cython.boundscheck(True)  # the caller's lists may shrink meanwhile
