@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from support.blocks import as_batch, as_sparse, random_rows
-from support.generators import LAST, around, plain_state, scripted
+from support.generators import LAST, around, long_script, plain_state, scripted
 
 from mtplx import reference, verification
 from mtplx.decisions import TokenTree
@@ -319,6 +319,61 @@ def test_large_supports(isa):
         tokens = rng.choice(q.token_ids, 6, p=q.probs)
         for rule, replacement in CASES:
             both([p] * 7, [q] * 7, TokenTree(tokens, [-1] * 6), seed, rule=rule, replacement=replacement)
+
+
+@pytest.mark.parametrize("form", ["dense", "sparse", "mixed"])
+@pytest.mark.parametrize(("rule", "replacement"), [case for case in CASES if case[0] != "kseq"])
+def test_hundreds_of_siblings(isa, rule, replacement, form):
+    """All are rejected but the last, whose coin lies next to its threshold; supports in any order."""
+    count, forced, with_mass = 100, 0, 0
+    for seed, V in enumerate([120, 250, 700, 1600]):
+        rng = np.random.default_rng([52, seed])
+        p, q = rng.dirichlet(np.ones(V), 2)
+        order = rng.permutation(V)
+        if seed % 2:
+            # Little of q where p is, so that something of p is left to the end.
+            first, order = np.split(order, [V // 2])
+            p[order] = 0.0
+            q[first] *= 0.3 / count
+        else:
+            # Where q sums to 2 the first rejection leaves nothing; its token, once taken out, has mass again,
+            # and is the last sibling's too.
+            order = np.array([V - 1, *rng.permutation(V - 1)])
+            first = order[:1]
+            p = q * rng.uniform(0.5, 1.0, V)
+        for _ in range(6):
+            given = [row / row.sum() for row in (p, q)]
+            if form != "dense":
+                given[1] = as_sparse(given[1], rng)
+            elif seed % 2 == 0:
+                given[1] *= 2.0
+            if form == "sparse":
+                given[0] = as_sparse(given[0], rng)
+            tokens, node = [], opened(rule, *given, count + 1, replacement)
+            for token in order.tolist() * 2:
+                if len(tokens) < count and node.child_probability(token) < 1.0:
+                    tokens.append(token)
+                    node = node.rejected(token)
+            threshold = node.child_probability(int(first[0]))
+            if not seed % 2 or 0.2 < threshold < 0.8:
+                break
+            rest, x = node.rest, first[0]
+            ratio = (rest.multiple + 0.5 * rest.mass / rest.draft_mass) / rest.scale
+            q[x] = p[x] / p.sum() * q.sum() / ratio
+        with_mass += any(node.target_probability(token) > 0.0 for token in tokens)
+        tree = TokenTree([*tokens, first[0]], [-1] * (len(tokens) + 1))
+        rows = [[row] * (len(tokens) + 2) for row in given]
+        for u in around(threshold):
+            coins = [*[LAST] * len(tokens), u, rng.random()]
+            told = [
+                face.verify_tree(*rows, tree, long_script(*coins), rule=rule, replacement=replacement)
+                for face in (reference, verification)
+            ]
+            assert told[0] == told[1]
+            assert told[1].path.tolist() == ([len(tokens)] if u <= threshold and threshold > 0.0 else [])
+            forced += len(tokens) == count and 0.2 < threshold < 0.8
+    assert forced >= 8
+    assert with_mass or replacement or form != "dense"
 
 
 def test_another_order_of_the_sum_would_show(isa, monkeypatch):

@@ -20,7 +20,7 @@ cdef struct Weights:
     const Row *q          # NULL: p itself
     double factor         # 1 where there is no q, like the next
     double multiple
-    const Removed *removed
+    const Removed *removed   # by ascending token
     int removed_count     # 0 where there is no q
     bint positive_part    # count entries of p that are negative or not finite as 0
     double scale          # 1, or what keeps the sum from overflowing
@@ -43,7 +43,10 @@ cdef double *new_sums(Py_ssize_t n) noexcept nogil
 # Sums up what a draw is from; False if there is no finite positive mass, or an entry that may not be.
 cdef bint weigh(Weights *weights, const Row *p, const Row *q, bint positive_part, double *sums) noexcept nogil
 
-# The same of (factor p - multiple q)+; a NaN counts as 0.
+# Place of the first of them at or behind a token.
+cdef int first_removed(const Removed *removed, int count, int64_t token) noexcept nogil
+
+# The same as `weigh` of (factor p - multiple q)+; a NaN counts as 0.
 cdef bint weigh_scaled(Weights *weights, const Row *p, const Row *q, double factor, double multiple,
                        const Removed *removed, int removed_count, double *sums) noexcept nogil
 

@@ -79,6 +79,7 @@ cdef Py_ssize_t weights_piece(const Weights *weights, Py_ssize_t start, double *
     cdef running ignored
     cdef const double *p
     cdef const double *q
+    cdef const Removed *removed
     cdef Py_ssize_t i, length
     if weights.q is NULL and weights.scale == 1.0 and not weights.positive_part:
         return probs_piece(weights.p, start, weights.p.n, buffer, piece)
@@ -100,9 +101,12 @@ cdef Py_ssize_t weights_piece(const Weights *weights, Py_ssize_t start, double *
             q = other
     memset(&ignored, 0, sizeof(ignored))
     table.residual(p, q, length, buffer, &ignored)
-    for i in range(weights.removed_count):
-        if start <= weights.removed[i].token < start + length:
-            buffer[weights.removed[i].token - start] = scaled_weight(weights, weights.removed[i].token)
+    if weights.removed_count > 0:
+        for i in range(first_removed(weights.removed, weights.removed_count, start), weights.removed_count):
+            removed = weights.removed + i
+            if removed.token >= start + length:
+                break
+            buffer[removed.token - start] = difference_of(weights, removed.token, removed.multiple)
     if weights.scale != 1.0:
         for i in range(length):
             buffer[i] *= weights.scale
@@ -111,13 +115,26 @@ cdef Py_ssize_t weights_piece(const Weights *weights, Py_ssize_t start, double *
 
 
 cdef double scaled_weight(const Weights *weights, Py_ssize_t token) noexcept nogil:
-    cdef double multiple = weights.multiple, weight
-    cdef int i
-    for i in range(weights.removed_count):
-        if weights.removed[i].token == token:
-            multiple = weights.removed[i].multiple
-    weight = weights.factor * element(weights.p, token) - multiple * element(weights.q, token)
+    cdef int place = first_removed(weights.removed, weights.removed_count, token)
+    if place < weights.removed_count and weights.removed[place].token == token:
+        return difference_of(weights, token, weights.removed[place].multiple)
+    return difference_of(weights, token, weights.multiple)
+
+
+cdef double difference_of(const Weights *weights, Py_ssize_t token, double multiple) noexcept nogil:
+    cdef double weight = weights.factor * element(weights.p, token) - multiple * element(weights.q, token)
     return weight if weight > 0.0 and isfinite(weight) else 0.0
+
+
+cdef int first_removed(const Removed *removed, int count, int64_t token) noexcept nogil:
+    cdef int low = 0, high = count, middle
+    while low < high:
+        middle = (low + high) >> 1
+        if removed[middle].token < token:
+            low = middle + 1
+        else:
+            high = middle
+    return low
 
 
 cdef bint weigh(Weights *weights, const Row *p, const Row *q, bint positive_part,
@@ -146,7 +163,7 @@ cdef bint weigh_scaled(Weights *weights, const Row *p, const Row *q, double fact
     cdef double buffer[CHUNK]
     cdef double other[CHUNK]
     cdef const double *piece
-    cdef Py_ssize_t start, length
+    cdef Py_ssize_t start, length, done = 0
     cdef int i
     weights.p = p
     weights.q = q
@@ -160,10 +177,13 @@ cdef bint weigh_scaled(Weights *weights, const Row *p, const Row *q, double fact
     if p.kind == F64 and q.kind == F64:
         table.block_sums_scaled(<const double *>p.data, <const double *>q.data, p.n, factor, multiple, sums)
         for i in range(removed_count):
-            # Where other multiples are subtracted: the sums of these pieces alone.
+            # Where other multiples are subtracted: the sums of these pieces alone, each of them once.
+            if removed[i].token < done:
+                continue
             start = removed[i].token // CHUNK * CHUNK
             length = weights_piece(weights, start, buffer, other, &piece)
             table.block_sums(piece, length, sums + start // BLOCK)
+            done = start + length
         return add_up(weights, p.n)
     return add_up(weights, 0)
 

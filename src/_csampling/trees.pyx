@@ -7,7 +7,8 @@ rule divides by are those of `mtplx.reference.trees.mass`: the kernels sum in th
 threshold has the reference's bits and nothing has to be certified but draws.
 
 Memory: the sums of blocks for each node of the path that is followed, and a copy of rows that are not
-float64; for kseq a sixth of a row more, and a row where what it leaves has to be written (`kseq`).
+float64; for kseq a sixth of a row more, and a row where what it leaves has to be written (`kseq`). Of
+a sparse pair a few copies of the supports. Removed tokens ascend, so that no pass looks for them one by one.
 """
 
 import numpy as np
@@ -18,7 +19,7 @@ from libc.float cimport DBL_MAX
 from libc.math cimport INFINITY, isfinite
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memcpy, memset
+from libc.string cimport memcpy, memmove, memset
 
 from mtplx._csampling.acceptance cimport acceptance
 from mtplx._csampling.arrays cimport F64, Row, bad_probabilities, element, ids_of
@@ -31,6 +32,7 @@ from mtplx._csampling.draws cimport (
     bitgen_of,
     draw,
     draw_place,
+    first_removed,
     scaled_weight,
     weigh,
     weigh_scaled,
@@ -70,6 +72,7 @@ from mtplx._csampling.views cimport (
     Workspace,
     ascend,
     draw_token,
+    first_in,
     free_workspace,
     is_support,
     probability,
@@ -100,7 +103,8 @@ cdef struct Room:
     double *sums
     double *q_sums
     double *left          # of kseq, where it has to be written
-    Removed *removed
+    Removed *removed      # by ascending token
+    Removed *removed_before   # the same when what is left was found
     Py_ssize_t p_room
     Py_ssize_t q_room
     Py_ssize_t sums_room
@@ -109,7 +113,9 @@ cdef struct Room:
     Py_ssize_t left_room
     int64_t *ids[3]       # of a sparse pair: p; what is left; what will be left
     double *weights[3]
-    double *others        # what a sparse q has without the removed tokens
+    double *subtracted    # q of the ids of p
+    int64_t *other_ids    # what a sparse q has without the removed tokens, in its own order
+    double *others
     Py_ssize_t support_room
     Py_ssize_t others_room
 
@@ -131,11 +137,11 @@ cdef struct Step:
     double multiple          # of q; 0 until then
     double left_mass         # of (scale p - multiple q)+, 1 until then
     int removed_count        # tokens taken out of q
+    Py_ssize_t other_count   # entries of a sparse q without them
     double draft_mass        # of what q has without them
     # dense
     Row p
     Row q
-    bint q_summed
     Weights left             # once changed
     # sparse
     Support p_support        # ascending
@@ -214,7 +220,37 @@ cdef bint support_room(Room *room, Py_ssize_t count) noexcept nogil:
             room.weights[i] = <double *>malloc(count * sizeof(double))
             if room.ids[i] is NULL or room.weights[i] is NULL:
                 return False
+        free(room.subtracted)
+        room.subtracted = <double *>malloc(count * sizeof(double))
+        if room.subtracted is NULL:
+            return False
         room.support_room = count
+    return True
+
+
+cdef bint removed_room(Room *room, Py_ssize_t count) noexcept nogil:
+    if room.removed_room < count:
+        room.removed_room = 0
+        free(room.removed)
+        free(room.removed_before)
+        room.removed = <Removed *>malloc(count * sizeof(Removed))
+        room.removed_before = <Removed *>malloc(count * sizeof(Removed))
+        if room.removed is NULL or room.removed_before is NULL:
+            return False
+        room.removed_room = count
+    return True
+
+
+cdef bint others_room(Room *room, Py_ssize_t count) noexcept nogil:
+    if room.others_room < count:
+        room.others_room = 0
+        free(room.other_ids)
+        free(room.others)
+        room.other_ids = <int64_t *>malloc(count * sizeof(int64_t))
+        room.others = <double *>malloc(count * sizeof(double))
+        if room.other_ids is NULL or room.others is NULL:
+            return False
+        room.others_room = count
     return True
 
 
@@ -223,8 +259,11 @@ cdef void free_room(Room *room) noexcept nogil:
     for i in range(3):
         free(room.ids[i])
         free(room.weights[i])
+    free(room.subtracted)
+    free(room.other_ids)
     free(room.others)
     free(room.removed)
+    free(room.removed_before)
     free(room.left)
     free(room.p)
     free(room.q)
@@ -305,13 +344,8 @@ cdef problem enter(Tree *tree, Step *step, Py_ssize_t node, double reach) noexce
             begin(&step.division, tree.children[node + 1])
             return FINE
         step.rule = RECURSIVE
-    if not tree.replacement and step.room.removed_room < tree.children[node + 1]:
-        free(step.room.removed)
-        step.room.removed = <Removed *>malloc(tree.children[node + 1] * sizeof(Removed))
-        if step.room.removed is NULL:
-            step.room.removed_room = 0
-            return NO_ROOM
-        step.room.removed_room = tree.children[node + 1]
+    if not (tree.replacement or removed_room(&step.room, tree.children[node + 1])):
+        return NO_ROOM
     return FINE
 
 
@@ -365,11 +399,8 @@ cdef problem draft_probability(Step *step, int64_t token, Failure *failure, doub
 
 
 cdef bint was_removed(const Step *step, int64_t token) noexcept nogil:
-    cdef int i
-    for i in range(step.removed_count):
-        if step.room.removed[i].token == token:
-            return True
-    return False
+    cdef int place = first_removed(step.room.removed, step.removed_count, token)
+    return place < step.removed_count and step.room.removed[place].token == token
 
 
 cdef problem child_threshold(Tree *tree, Step *step, int64_t token, double *least,
@@ -460,13 +491,18 @@ cdef problem take_from_target(Tree *tree, Step *step, double reach, bint *positi
         if not positive[0]:
             if step.changed:
                 # The sums of what is left were written over.
-                weigh_scaled(&after, &step.p, &step.q, step.scale, step.multiple, step.room.removed,
-                             step.left.removed_count, step.room.sums)
+                after = step.left
+                weigh_scaled(&after, &step.p, &step.q, after.factor, after.multiple, after.removed,
+                             after.removed_count, step.room.sums)
             elif step.rule == RECURSIVE and not weigh(&after, &step.p, NULL, True, step.room.sums):
                 return WITHOUT_MASS
             return FINE
         mass = mass_left(&after)
         shrink = after.scale
+        # The next token taken out moves others, and what is left is still to be read as it was found.
+        if step.removed_count > 0:
+            memcpy(step.room.removed_before, step.room.removed, step.removed_count * sizeof(Removed))
+        after.removed = step.room.removed_before
         step.left = after
     if shrink != 1.0:
         left_over[0] = INFINITY
@@ -480,18 +516,31 @@ cdef problem take_from_target(Tree *tree, Step *step, double reach, bint *positi
 
 
 cdef problem ready_support(Tree *tree, Step *step) noexcept nogil:
-    """The target's support by ascending id, before the first rejection of a sparse pair."""
+    """Both weights of the target's support by ascending id, before the first rejection of a sparse pair."""
     cdef Room *room = &step.room
     cdef View ordered = step.target
+    cdef Support *p = &step.p_support
+    cdef const Support *q = &step.draft.support
+    cdef Py_ssize_t i, place
     if step.rows_ready:
         return FINE
     if not (ascend(&ordered, &tree.space, 0) and support_room(room, ordered.support.count)):
         return NO_ROOM
     memcpy(room.ids[0], ordered.support.ids, ordered.support.count * sizeof(int64_t))
     memcpy(room.weights[0], ordered.support.weights, ordered.support.count * sizeof(double))
-    step.p_support.ids = room.ids[0]
-    step.p_support.weights = room.weights[0]
-    step.p_support.count = ordered.support.count
+    p.ids = room.ids[0]
+    p.weights = room.weights[0]
+    p.count = ordered.support.count
+    if step.draft.ascending:
+        for i in range(p.count):
+            room.subtracted[i] = find(q, True, p.ids[i])
+    else:
+        # Only p can be searched in.
+        memset(room.subtracted, 0, p.count * sizeof(double))
+        for i in range(q.count):
+            place = first_in(p, q.ids[i])
+            if place < p.count and p.ids[place] == q.ids[i]:
+                room.subtracted[place] = q.weights[i]
     step.rows_ready = True
     return FINE
 
@@ -501,22 +550,23 @@ cdef Support subtract_support(Step *step, double scale, double multiple) noexcep
     cdef Support left
     cdef int64_t *ids = step.room.ids[2]
     cdef double *weights = step.room.weights[2]
+    cdef const Support *p = &step.p_support
+    cdef const double *q = step.room.subtracted
+    cdef const Removed *removed = step.room.removed
+    cdef const Removed *end = removed + step.removed_count
     cdef Py_ssize_t i, count = 0
-    cdef int64_t token
     cdef double its_own, difference
-    cdef int j
-    for i in range(step.p_support.count):
-        token = step.p_support.ids[i]
+    for i in range(p.count):
         its_own = multiple
-        for j in range(step.removed_count):
-            if step.room.removed[j].token == token:
-                its_own = step.room.removed[j].multiple
-        difference = scale * step.p_support.weights[i] - its_own * find(&step.draft.support,
-                                                                        step.draft.ascending, token)
-        if difference > 0.0 and isfinite(difference):
-            ids[count] = token
-            weights[count] = difference
-            count += 1
+        while removed < end and removed.token < p.ids[i]:
+            removed += 1
+        if removed < end and removed.token == p.ids[i]:
+            its_own = removed.multiple
+        difference = scale * p.weights[i] - its_own * q[i]
+        # Written over by the next one unless it counts.
+        ids[count] = p.ids[i]
+        weights[count] = difference
+        count += difference > 0.0 and isfinite(difference)
     left.ids = ids
     left.weights = weights
     left.count = count
@@ -536,55 +586,63 @@ cdef void keep_support(Step *step, const Support *left) noexcept nogil:
 
 cdef problem take_out(Step *step, int64_t token) noexcept nogil:
     """q without the token, for the next sibling."""
+    cdef Removed *removed = step.room.removed
+    cdef int place = first_removed(removed, step.removed_count, token)
+    if place < step.removed_count and removed[place].token == token:
+        return FINE
+    memmove(removed + place + 1, removed + place, (step.removed_count - place) * sizeof(Removed))
+    removed[place].token = token
+    removed[place].multiple = step.multiple
+    step.removed_count += 1
+    return weigh_others(step, token) if step.draft.mode == DENSE else weigh_other_entries(step, token)
+
+
+cdef problem weigh_other_entries(Step *step, int64_t token) noexcept nogil:
+    """The mass of a sparse q without the removed tokens, the last of which is given."""
     cdef Room *room = &step.room
     cdef const Support *q = &step.draft.support
-    cdef Py_ssize_t i, count = 0
-    if not was_removed(step, token):
-        room.removed[step.removed_count].token = token
-        room.removed[step.removed_count].multiple = step.multiple
-        step.removed_count += 1
-    if step.draft.mode == DENSE:
-        return weigh_others(step)
-    if room_for(&room.others, &room.others_room, q.count) is NULL:
-        return NO_ROOM
-    for i in range(q.count):
-        if not was_removed(step, q.ids[i]):
-            room.others[count] = q.weights[i]
-            count += 1
-    step.draft_mass = mass_of(room.others, count)
-    step.draft_gone = not any_of(room.others, count)
+    cdef Py_ssize_t place = 0, behind
+    if step.removed_count == 1:
+        if not others_room(room, q.count):
+            return NO_ROOM
+        memcpy(room.other_ids, q.ids, q.count * sizeof(int64_t))
+        memcpy(room.others, q.weights, q.count * sizeof(double))
+        step.other_count = q.count
+    while place < step.other_count and room.other_ids[place] != token:
+        place += 1
+    if place < step.other_count:
+        behind = step.other_count - place - 1
+        memmove(room.other_ids + place, room.other_ids + place + 1, behind * sizeof(int64_t))
+        memmove(room.others + place, room.others + place + 1, behind * sizeof(double))
+        step.other_count -= 1
+    step.draft_mass = mass_of(room.others, step.other_count)
+    step.draft_gone = not any_of(room.others, step.other_count)
     return FINE
 
 
-cdef problem weigh_others(Step *step) noexcept nogil:
-    """The mass of a dense q without the removed tokens: only the sums of their blocks change."""
+cdef problem weigh_others(Step *step, int64_t token) noexcept nogil:
+    """The mass of a dense q without the removed tokens; of the last one only its block's sum changes."""
     cdef double buffer[BLOCK]
-    cdef const double *q = <const double *>step.q.data
-    cdef Py_ssize_t n = step.q.n, block, length
-    cdef double *sums = room_for(&step.room.q_sums, &step.room.q_sums_room, (n + BLOCK - 1) // BLOCK)
+    cdef Py_ssize_t n = step.q.n, block = token // BLOCK
+    cdef Py_ssize_t blocks = (n + BLOCK - 1) // BLOCK, length = min(<Py_ssize_t>BLOCK, n - block * BLOCK)
+    cdef double *sums = room_for(&step.room.q_sums, &step.room.q_sums_room, blocks)
     cdef double total = 0.0
-    cdef int j
     if sums is NULL:
         return NO_ROOM
-    if n > BLOCK and not step.q_summed:
-        table.block_sums(q, n, sums)
-    for j in range(0 if n <= BLOCK or not step.q_summed else step.removed_count - 1, step.removed_count):
-        block = step.room.removed[j].token // BLOCK
-        length = min(<Py_ssize_t>BLOCK, n - block * BLOCK)
-        others_of_block(step, block, length, buffer)
-        if n > BLOCK:
-            table.block_sums(buffer, length, sums + block)
-        else:
-            total = mass_of(buffer, n)
-    step.q_summed = True
+    others_of_block(step, block, length, buffer)
     if n > BLOCK:
-        for block in range((n + BLOCK - 1) // BLOCK):
+        if step.removed_count == 1:
+            table.block_sums(<const double *>step.q.data, n, sums)
+        table.block_sums(buffer, length, sums + block)
+        for block in range(blocks):
             total += sums[block]
+    else:
+        total = mass_of(buffer, n)
     step.draft_mass = total
     step.draft_gone = False
     if total == 0.0:
         # Nothing, or entries that are no probabilities and cancel.
-        for block in range((n + BLOCK - 1) // BLOCK):
+        for block in range(blocks):
             length = min(<Py_ssize_t>BLOCK, n - block * BLOCK)
             others_of_block(step, block, length, buffer)
             if any_of(buffer, length):
@@ -594,13 +652,14 @@ cdef problem weigh_others(Step *step) noexcept nogil:
 
 
 cdef void others_of_block(const Step *step, Py_ssize_t block, Py_ssize_t length, double *out) noexcept nogil:
-    cdef Py_ssize_t at
+    cdef const Removed *removed = step.room.removed
+    cdef Py_ssize_t start = block * BLOCK
     cdef int j
-    memcpy(out, <const double *>step.q.data + block * BLOCK, length * sizeof(double))
-    for j in range(step.removed_count):
-        at = step.room.removed[j].token - block * BLOCK
-        if 0 <= at < length:
-            out[at] = 0.0
+    memcpy(out, <const double *>step.q.data + start, length * sizeof(double))
+    for j in range(first_removed(removed, step.removed_count, start), step.removed_count):
+        if removed[j].token >= start + length:
+            return
+        out[removed[j].token - start] = 0.0
 
 
 cdef bint any_of(const double *values, Py_ssize_t n) noexcept nogil:

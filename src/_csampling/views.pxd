@@ -73,6 +73,9 @@ cdef inline bint is_support(const View *view) noexcept nogil:
 # A support in ascending order, of a view that is one or a point; other views stay what they are.
 cdef bint ascend(View *view, Workspace *space, int slot) noexcept nogil
 
+# Place of the first entry at or behind an id, in a support that ascends.
+cdef Py_ssize_t first_in(const Support *support, int64_t id) noexcept nogil
+
 # The distribution of a row of logits, patches and all.
 cdef problem resolve(const Row *logits, const Settings *settings, Workspace *space, int slot,
                      View *view) noexcept nogil

@@ -815,7 +815,6 @@ cdef void logits_chunk(const View *view, Py_ssize_t start, double *buffer, const
 
 
 cdef Py_ssize_t first_in(const Support *support, int64_t id) noexcept nogil:
-    """Place of the first entry at or behind an id; ids ascend."""
     cdef Py_ssize_t low = 0, high = support.count, middle
     while low < high:
         middle = (low + high) >> 1

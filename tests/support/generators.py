@@ -31,6 +31,32 @@ def scripted(*uniforms):
     return script(np.random.Generator(np.random.Philox(0)), *uniforms)
 
 
+def long_script(*uniforms):
+    """A plain `Generator` that gives these multiples of 2**-53 first, at most 312.
+
+    A Mersenne Twister gives the words of its state one by one, each through four steps that are undone here.
+    """
+    whole = (np.array(uniforms) * 2.0**53).astype(np.uint64)
+    words = np.stack(
+        [whole >> np.uint64(26) << np.uint64(5), (whole & np.uint64(2**26 - 1)) << np.uint64(6)], 1
+    )
+    words = words.ravel().astype(np.uint32)
+    words ^= words >> 18
+    words ^= words << 15 & 0xEFC60000
+    known = words
+    for _ in range(4):
+        known = words ^ (known << 7 & 0x9D2C5680)
+    words = known
+    for _ in range(2):
+        known = words ^ (known >> 11)
+    bits = np.random.MT19937(0)
+    state = bits.state
+    state["state"]["key"][: words.size] = known
+    state["state"]["pos"] = 0
+    bits.state = state
+    return np.random.Generator(bits)
+
+
 def around(value):
     """The uniforms next to `value`: two below or at it, two above, none outside [0, 1)."""
     below = int(np.floor(value * 2.0**53))
