@@ -264,6 +264,12 @@ def test_cascade_row_deferral(face):
 
 
 @every_face
+def test_cascade_row_deferral_of_rows_whose_sum_overflows(face):
+    flat = SparseDistribution(range(17), np.ones(17), 17)
+    assert face.cascade_defer_decision([5e307] * 17, flat, alpha=0.1) == (False, np.inf)
+
+
+@every_face
 def test_cascade_token_deferral(face):
     p, q = [0.5, 0.25, 0.25], [0.25, 0.25, 0.5]
     deferred = {

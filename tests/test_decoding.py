@@ -779,10 +779,10 @@ def test_bad_arguments_are_refused_before_anything_is_decoded(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"depth": 1.5}, "depth must be an integer; got 1.5"),
-        ({"max_tokens": "3"}, "max_tokens must be an integer; got '3'"),
-        ({"prompt": ["a"]}, "a token of the prompt must be an integer; got 'a'"),
-        ({"stop_tokens": [2.5]}, "a stop token must be an integer; got 2.5"),
+        ({"depth": 1.5}, "depth must be an integer, not 1.5"),
+        ({"max_tokens": "3"}, "max_tokens must be an integer, not '3'"),
+        ({"prompt": ["a"]}, "a token of the prompt must be an integer, not 'a'"),
+        ({"stop_tokens": [2.5]}, "a stop token must be an integer, not 2.5"),
         ({"stop_tokens": 3}, "'int' object is not iterable"),
     ],
     ids=str,

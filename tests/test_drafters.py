@@ -194,7 +194,7 @@ UNIFORM = np.full((2, 5), 0.2)
         (([1, 2, 3], None), ValueError, "proposed 3 tokens; asked for at most 2"),
         (([1, 5], UNIFORM), ValueError, r"token 5, outside the target's \[0, 5\)"),
         (([1, -1], None), ValueError, "token -1"),
-        (([1, 2.5], None), TypeError, "a drafted token must be an integer; got 2.5"),
+        (([1, 2.5], None), TypeError, "a drafted token must be an integer, not 2.5"),
         (([1, 2], UNIFORM[:1]), ValueError, "1 rows for 2 tokens"),
         (([1, 2], UNIFORM[0]), ValueError, "5 rows for 2 tokens"),
         (([1, 2], UNIFORM[:, :4]), ValueError, r"row 0 of the drafter has shape \(4,\); expected \(5,\)"),

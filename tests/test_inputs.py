@@ -665,3 +665,41 @@ def test_settings_that_only_convert_to_a_number(face, name):
         for bad in ("0.5", b"1", None, 1j):
             with pytest.raises(TypeError):
                 call(x, dataclasses.replace(config, **{name: bad}), token_counts=counts)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda f: f.softmax([1.0, 2.0], None), "temperature must be a real number, not None"),
+        (lambda f: f.softmax([1.0, 2.0], [1.0]), r"temperature must be a real number, not \[1.0\]"),
+        (lambda f: f.softmax([1.0, 2.0], "1"), "temperature must be a real number, not '1'"),
+        (lambda f: f.apply_top_p_top_k([0.5, 0.5], "a", 0), "top_p must be a real number, not 'a'"),
+        (lambda f: f.apply_top_p_top_k([0.5, 0.5], 0.5, 1.0), "top_k must be an integer, not 1.0"),
+        (lambda f: f.apply_top_k_top_p([0.5, 0.5], "1", 0.5), "top_k must be an integer, not '1'"),
+        (lambda f: f.deterministic_top_k_order([0.5, 0.5], None), "top_k must be an integer, not None"),
+        (
+            lambda f: f.apply_penalties([1.0], {0: 1}, None),
+            "presence_penalty must be a real number, not None",
+        ),
+        (
+            lambda f: f.apply_penalties([1.0], {0: 1}, 0.0, 0.0, {0: "x"}),
+            "penalty_overlay of token 0 must be a real number, not 'x'",
+        ),
+        (
+            lambda f: f.distribution_from_logits([1.0], SamplerConfig("hot")),
+            "temperature must be a real number, not 'hot'",
+        ),
+        (
+            lambda f: f.sparse_distribution_from_logits([1.0], SamplerConfig(1.0, 1.0, 2.0)),
+            "top_k must be an integer, not 2.0",
+        ),
+        (lambda f: f.acceptance_probability([1.0], [1.0], 0.0), "a token id must be an integer, not 0.0"),
+        (lambda f: f.verify_one_token([1.0], [1.0], "0"), "a token id must be an integer, not '0'"),
+        (lambda f: f.SparseDistribution.one_hot(1.0, 4), "a token id must be an integer, not 1.0"),
+        (lambda f: f.SparseDistribution([0], [1.0], 4.0), "vocab_size must be an integer, not 4.0"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_arguments_of_wrong_types_are_named_with_their_values(face, call, message):
+    with pytest.raises(TypeError, match=message):
+        call(face)

@@ -409,12 +409,12 @@ def test_depth_settings_that_make_no_sense_are_refused(make: Any, message: str) 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: StreakDepth(2.5), "depth must be an integer; got 2.5"),  # type: ignore[arg-type]  # that is the mistake
-        (lambda: StreakDepth(raise_after=None), "raise_after must be an integer; got None"),  # type: ignore[arg-type]  # the same
-        (lambda: ExpectedValueDepth(0.1, maximum=4.0), "maximum must be an integer; got 4.0"),  # type: ignore[arg-type]  # the same
-        (lambda: CostModelDepth(0.1, minimum="1"), "minimum must be an integer; got '1'"),  # type: ignore[arg-type]  # the same
-        (lambda: AdaptiveDraftTemperature(0.7, dwell=1.5), "dwell must be an integer; got 1.5"),  # type: ignore[arg-type]  # the same
-        (lambda: StreakDepth().observe(2.0, 1), "attempted must be an integer; got 2.0"),  # type: ignore[arg-type]  # the same
+        (lambda: StreakDepth(2.5), "depth must be an integer, not 2.5"),  # type: ignore[arg-type]  # that is the mistake
+        (lambda: StreakDepth(raise_after=None), "raise_after must be an integer, not None"),  # type: ignore[arg-type]  # the same
+        (lambda: ExpectedValueDepth(0.1, maximum=4.0), "maximum must be an integer, not 4.0"),  # type: ignore[arg-type]  # the same
+        (lambda: CostModelDepth(0.1, minimum="1"), "minimum must be an integer, not '1'"),  # type: ignore[arg-type]  # the same
+        (lambda: AdaptiveDraftTemperature(0.7, dwell=1.5), "dwell must be an integer, not 1.5"),  # type: ignore[arg-type]  # the same
+        (lambda: StreakDepth().observe(2.0, 1), "attempted must be an integer, not 2.0"),  # type: ignore[arg-type]  # the same
     ],
 )
 def test_settings_that_are_no_integers_are_named(make: Any, message: str) -> None:
@@ -589,5 +589,5 @@ def test_a_depth_that_is_no_integer_is_an_error(depth: Any) -> None:
         def observe(self, attempted: int, accepted: int) -> None:
             pass
 
-    with pytest.raises(TypeError, match=f"current_depth must be an integer; got {depth!r}"):
+    with pytest.raises(TypeError, match=f"current_depth must be an integer, not {depth!r}"):
         next(decode(Broken()))

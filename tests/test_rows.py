@@ -300,3 +300,50 @@ def test_own_containers(face):
     rows = Touched([[0.0, 1.0], [1.0, 0.0], Untouchable()])
     assert face.verify_block(rows, None, [0, 0]).tokens.tolist() == [1]
     assert rows.touched == {0}
+
+
+@every_face
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (SamplerConfig("warm", 1.0, 0), "sequence 1: row 0: temperature must be a real number, not 'warm'"),
+        (SamplerConfig(1.0, None, 0), "sequence 1: row 0: top_p must be a real number, not None"),
+        (SamplerConfig(1.0, 1.0, 2.5), "sequence 1: row 0: top_k must be an integer, not 2.5"),
+        (SamplerConfig(1.0, 1.0, 0, [1]), r"row 0: presence_penalty must be a real number, not \[1\]"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("where", ["config", "draft_config"])
+def test_settings_of_all_sequences_are_read_before_a_number_is_drawn(face, bad, message, where):
+    good = SamplerConfig(1.0, 1.0, 0)
+    if where == "draft_config" and bad.presence_penalty:
+        return  # of the target's rows alone
+    settings = {"config": good, where: [good, bad]}
+    rngs = [np.random.default_rng(seed) for seed in (0, 1)]
+    before = [plain_state(rng) for rng in rngs]
+    with pytest.raises(TypeError, match=message):
+        face.verify_batch_from_logits(
+            np.zeros((2, 3, 4)), np.zeros((2, 2, 4)), [[0, 1], [0, 1]], rngs=rngs, **settings
+        )
+    assert [plain_state(rng) for rng in rngs] == before
+
+
+@every_face
+def test_an_overlay_that_is_no_mapping_has_no_place(face):
+    with pytest.raises(TypeError, match=r"^penalty_overlay must be a mapping of token ids, not int"):
+        face.verify_block_from_logits(
+            np.zeros((3, 4)), None, [0, 1], SamplerConfig(1.0, 1.0, 0), penalty_overlay=[None, None, 5]
+        )
+
+
+@every_face
+@pytest.mark.parametrize("rule", ["exact", "greedy", "match"])
+def test_a_mapping_is_no_sequence_of_ids(face, rule):
+    with pytest.raises(TypeError, match="draft_tokens must be a sequence of ids, not dict"):
+        face.verify_block(np.full((2, 3), 1 / 3), None, {0: 0}, rule=rule)
+
+
+@every_face
+def test_a_token_that_is_no_integer_is_named(face):
+    with pytest.raises(TypeError, match=r"row 0: a token id must be an integer, not 1\.5"):
+        face.verify_block(np.full((2, 3), 1 / 3), None, [1.5])

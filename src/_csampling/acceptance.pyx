@@ -1,6 +1,5 @@
 """Acceptance of a drafted token, and what replaces it on rejection."""
 
-import operator
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from mtplx._csampling.arrays cimport (
     element,
     id_within,
     ids_of,
+    integer,
     new_doubles,
     new_ids,
     open_out,
@@ -55,7 +55,6 @@ cnp.import_array()
 
 cdef extern from "Python.h":
     long long PyLong_AsLongLongAndOverflow(object value, int *overflow) except? -1
-    bint PyLong_CheckExact(object value)
 
 
 # ---- two numbers ---------------------------------------------------------------------------------
@@ -65,8 +64,7 @@ cdef int64_t any_id(object token_id) except? -2:
     """An id for sparse distributions: any integer, -1 if it cannot be one of theirs."""
     cdef int overflow = 0
     cdef int64_t token
-    if not PyLong_CheckExact(token_id):
-        token_id = operator.index(token_id)
+    token_id = integer(token_id, "a token id")
     token = PyLong_AsLongLongAndOverflow(token_id, &overflow)
     return -1 if overflow or token < 0 else token
 
@@ -118,7 +116,7 @@ def acceptance_probability(target_p, draft_q, token_id):
     0.125
     """
     cdef double p, q
-    token_id = operator.index(token_id)  # before memory is looked at: it may be code of the caller's
+    token_id = integer(token_id, "a token id")  # before memory is looked at: it may be code of the caller's
     p = one_probability(target_p, token_id, "target_p")
     q = one_probability(draft_q, token_id, "draft_q")
     return acceptance(p, q)
@@ -422,7 +420,7 @@ def verify_one_token(target_p, draft_q, draft_token, rng=None):
 cdef object verify_rows(object target_p, object draft_q, object draft_token, object rng):
     cdef double accept_probability
     cdef bitgen_t *bits
-    draft_token = operator.index(draft_token)
+    draft_token = integer(draft_token, "a token id")
     accept_probability = acceptance(one_probability(target_p, draft_token, "target_p"),
                                     one_probability(draft_q, draft_token, "draft_q"))
     require_same_length(target_p, draft_q)

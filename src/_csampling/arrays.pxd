@@ -48,6 +48,10 @@ cdef object bad_probabilities(object row, str name)
 cdef cnp.ndarray new_doubles(Py_ssize_t n)
 cdef cnp.ndarray new_ids(Py_ssize_t n)
 
+# An argument as a number, TypeError with its name where it is none; text is none, though float() reads it.
+cdef double real(object value, str name) except? -1.0
+cdef object integer(object value, str name)
+
 # An id as given, for a row of n: IndexError outside [0, n).
 cdef int64_t id_within(object token_id, Py_ssize_t n) except -1
 

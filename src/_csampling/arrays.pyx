@@ -27,6 +27,8 @@ cdef extern from "numpy/arrayobject.h":
 cdef extern from "Python.h":
     long long PyLong_AsLongLongAndOverflow(object value, int *overflow) except? -1
     bint PyLong_CheckExact(object value)
+    bint PyFloat_CheckExact(object value)
+    double PyFloat_AS_DOUBLE(object value)
 
 
 cdef object imported(object values, str name):
@@ -179,11 +181,28 @@ cdef cnp.ndarray open_out(object out, Py_ssize_t n, tuple inputs, bint float32_t
     return array
 
 
+cdef double real(object value, str name) except? -1.0:
+    if PyFloat_CheckExact(value):
+        return PyFloat_AS_DOUBLE(value)
+    kind = type(value)
+    if issubclass(kind, str) or issubclass(kind, bytes) or not (
+            hasattr(kind, "__float__") or hasattr(kind, "__index__")):
+        raise TypeError(f"{name} must be a real number, not {value!r}")
+    return float(value)
+
+
+cdef object integer(object value, str name):
+    if PyLong_CheckExact(value):
+        return value
+    if not hasattr(type(value), "__index__"):
+        raise TypeError(f"{name} must be an integer, not {value!r}")
+    return operator.index(value)
+
+
 cdef int64_t id_within(object token_id, Py_ssize_t n) except -1:
     cdef int overflow = 0
     cdef long long token
-    if not PyLong_CheckExact(token_id):
-        token_id = operator.index(token_id)
+    token_id = integer(token_id, "a token id")
     token = PyLong_AsLongLongAndOverflow(token_id, &overflow)
     if overflow or not 0 <= token < n:
         raise IndexError(f"token id {token_id} is outside [0, {n})")
@@ -195,7 +214,6 @@ cdef Py_ssize_t ranks_kept(object top_k, Py_ssize_t n) except -1:
     cdef long long k
     if top_k is None:
         return 0
-    if not PyLong_CheckExact(top_k):
-        top_k = operator.index(top_k)
+    top_k = integer(top_k, "top_k")
     k = PyLong_AsLongLongAndOverflow(top_k, &overflow)
     return k if not overflow and 0 < k < n else 0

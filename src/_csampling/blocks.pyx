@@ -5,14 +5,13 @@ sequences runs without the GIL; rows of a Python sequence are fetched with it. A
 block and raised when the GIL is held again.
 """
 
-import operator
 
 cimport cython
 from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int64_t
 from libc.string cimport memmove
 
-from mtplx._csampling.arrays cimport Row, element, open_row
+from mtplx._csampling.arrays cimport Row, element, integer, open_row
 from mtplx._csampling.distributions cimport SparseDistributionBase, require_support
 from mtplx._csampling.views cimport (
     BAD_PENALTY_ID,
@@ -176,7 +175,7 @@ cdef problem read_token(Block *block, Py_ssize_t i, int64_t *token) noexcept nog
 @cython.boundscheck(True)  # the caller's lists may shrink meanwhile
 cdef problem read_token_object(Block *block, Py_ssize_t i, int64_t *token) noexcept:
     try:
-        index = operator.index((<object>block.given_tokens)[i])
+        index = integer((<object>block.given_tokens)[i], "a token id")
         # Out of any vocabulary: -1 stands for all of these.
         token[0] = index if 0 <= index < (1 << 62) else -1
         return FINE

@@ -18,6 +18,7 @@ from libc.string cimport memcpy
 
 from mtplx._csampling.dlpack import widen_bfloat16
 
+from mtplx._csampling.arrays cimport integer
 from mtplx._csampling.mass cimport OVERFLOW_SCALE
 
 cnp.import_array()
@@ -266,11 +267,11 @@ cdef class SparseDistributionBase:
         >>> SparseDistribution.one_hot(2, 4).to_dense()
         array([0., 0., 1., 0.])
         """
-        return cls([operator.index(token_id)], [1.0], vocab_size)
+        return cls([integer(token_id, "a token id")], [1.0], vocab_size)
 
     def probability(self, token_id):
         """Probability of `token_id`; 0.0 for any integer outside the support."""
-        token_id = operator.index(token_id)
+        token_id = integer(token_id, "a token id")
         if not 0 <= token_id < self.vocab_size:
             return 0.0
         return self.lookup(token_id)
@@ -383,7 +384,7 @@ cdef cnp.ndarray stored(object values, str name, object dtype):
 
 
 cdef int64_t vocabulary_size(object vocab_size) except -1:
-    size = operator.index(vocab_size)
+    size = integer(vocab_size, "vocab_size")
     if not 0 < size < (1 << 63):
         raise ValueError(f"vocab_size is {size}")
     return size

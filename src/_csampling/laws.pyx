@@ -268,7 +268,8 @@ cdef double distance_as_defined(object p, object q) except -1.0:
         _, differences = difference_arrays(&left, &right)
     else:
         differences = np.maximum(law_array(p) - law_array(q), 0.0)
-    return float(differences.sum()) if len(differences) else 0.0
+    with np.errstate(over="ignore"):
+        return float(differences.sum()) if len(differences) else 0.0
 
 
 cdef object law_array(object distribution):

@@ -5,7 +5,6 @@ doubt, it is taken as it is defined.
 """
 
 import math
-import operator
 
 import numpy as np
 
@@ -13,7 +12,7 @@ cimport numpy as cnp
 from libc.math cimport INFINITY, fabs
 
 from mtplx._csampling.acceptance cimport one_probability, require_same_length
-from mtplx._csampling.arrays cimport Row, doubles, new_doubles, open_row
+from mtplx._csampling.arrays cimport Row, doubles, integer, new_doubles, open_row
 from mtplx._csampling.blocks cimport BY_DRAFT, DEFERRALS, deferral, deferral_bound
 from mtplx._csampling.dispatch cimport CASCADE_DISTANCE, TYPICAL_THRESHOLD, count_fallback
 from mtplx._csampling.distributions cimport (
@@ -104,7 +103,7 @@ def typical_accept_decision(target_p, token_id, *, eps, delta, entropy_value=Non
     (True, 0.09, 0.0)
     """
     cdef double total
-    cdef double p = one_probability(target_p, operator.index(token_id), "target_p")
+    cdef double p = one_probability(target_p, integer(token_id, "a token id"), "target_p")
     entropy = distribution_entropy(target_p) if entropy_value is None else float(entropy_value)
     threshold = typical_acceptance_threshold(entropy, eps, delta)
     if entropy_value is None:
@@ -217,7 +216,7 @@ def cascade_token_deferral(p, q, token_id, *, alpha, rule):
     """
     cdef double tolerance = tolerance_of(alpha), p_token, q_token
     cdef deferral by = deferral_of(rule)
-    token = operator.index(token_id)
+    token = integer(token_id, "a token id")
     p_token = one_probability(p, token, "target_p")
     q_token = one_probability(q, token, "draft_q")
     bound = deferral_bound(by, largest(p, "target_p"), tolerance)

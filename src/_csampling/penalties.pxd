@@ -24,4 +24,4 @@ cdef Patches open_patches(const Row *row, object token_counts, double presence, 
                           object overlay)
 
 # A penalty within its range; ValueError if it is NaN.
-cdef double clamped(double penalty, str name) except? -3.0
+cdef double clamped(object penalty, str name) except? -3.0

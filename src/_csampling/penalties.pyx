@@ -1,6 +1,5 @@
 """Presence and frequency penalties, and overlays, as sparse updates of a row of logits."""
 
-import operator
 from collections.abc import Mapping
 
 cimport numpy as cnp
@@ -8,7 +7,7 @@ from libc.math cimport isnan
 from libc.stdint cimport int64_t
 from libc.stdlib cimport free, malloc
 
-from mtplx._csampling.arrays cimport Row, doubles, element, id_within, new_doubles, open_row
+from mtplx._csampling.arrays cimport Row, doubles, element, id_within, integer, new_doubles, open_row, real
 from mtplx._csampling.mass cimport widen_into
 from mtplx._csampling.selection cimport Candidate, sort_candidates
 
@@ -20,10 +19,11 @@ PENALTY_MIN = LEAST
 PENALTY_MAX = MOST
 
 
-cdef double clamped(double penalty, str name) except? -3.0:
-    if isnan(penalty):
+cdef double clamped(object penalty, str name) except? -3.0:
+    cdef double value = real(penalty, name)
+    if isnan(value):
         raise ValueError(f"{name} is nan")
-    return min(max(penalty, LEAST), MOST)
+    return min(max(value, LEAST), MOST)
 
 
 cdef object require_mapping(object mapping, str name):
@@ -64,9 +64,8 @@ cdef object plain_numbers(object mapping, str name):
         return mapping
     pairs = []
     for token, value in mapping.items():
-        if isinstance(value, str) or isinstance(value, bytes):
-            raise TypeError(f"{name} of token {token} must be a real number, not {value!r}")
-        pairs.append((operator.index(token), float(value)))
+        token = integer(token, "a token id")
+        pairs.append((token, real(value, f"{name} of token {token}")))
     return pairs
 
 
@@ -132,7 +131,7 @@ cdef Patches open_patches(const Row *row, object token_counts, double presence, 
     return patches
 
 
-def apply_penalties(logits, token_counts, double presence_penalty=0.0, double frequency_penalty=0.0,
+def apply_penalties(logits, token_counts, presence_penalty=0.0, frequency_penalty=0.0,
                     penalty_overlay=None):
     """Lower the logits of tokens that were seen, then subtract an overlay.
 

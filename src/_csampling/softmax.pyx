@@ -10,7 +10,7 @@ from libc.math cimport INFINITY, isfinite, isinf, isnan
 from libc.stdint cimport int64_t
 from libc.string cimport memset
 
-from mtplx._csampling.arrays cimport F64, LONG_ROW, Row, doubles, logits_piece, open_out, open_row
+from mtplx._csampling.arrays cimport F64, LONG_ROW, Row, doubles, logits_piece, open_out, open_row, real
 from mtplx._csampling.dispatch cimport (
     CHUNK,
     SCALE_DIVIDE,
@@ -181,7 +181,7 @@ cdef int narrow_softmax_into(const Row *row, double temperature, float *out) noe
     return LOGITS_FINE
 
 
-def softmax(logits, double temperature=1.0, *, out=None):
+def softmax(logits, temperature=1.0, *, out=None):
     """``exp(z) / sum exp(z)`` with ``z = x/T - max(x/T)``.
 
     Where ``x/T`` overflows, ``z = (x - max x)/T``, so that finite logits always give a distribution.
@@ -220,26 +220,27 @@ def softmax(logits, double temperature=1.0, *, out=None):
     cdef float *narrow
     cdef double *wide
     cdef int status
+    cdef double heat = real(temperature, "temperature")
     owner = open_row(logits, "logits", &row)
-    if isnan(temperature):
+    if isnan(heat):
         raise ValueError("temperature is nan")
     result = open_out(out, row.n, (logits, owner), True)
     if cnp.PyArray_TYPE(result) == cnp.NPY_FLOAT:
-        if not 0.0 < temperature < INFINITY:
-            out[:] = softmax(owner, temperature)
+        if not 0.0 < heat < INFINITY:
+            out[:] = softmax(owner, heat)
             return out
         narrow = <float *>cnp.PyArray_DATA(result)
         with nogil:
-            status = narrow_softmax_into(&row, temperature, narrow)
+            status = narrow_softmax_into(&row, heat, narrow)
         if status == LOGITS_BAD:
             raise bad_logits(owner, "softmax")
         return result
     wide = doubles(result)
     if row.n > LONG_ROW:
         with nogil:
-            status = softmax_into(&row, temperature, wide)
+            status = softmax_into(&row, heat, wide)
     else:
-        status = softmax_into(&row, temperature, wide)
+        status = softmax_into(&row, heat, wide)
     if status == LOGITS_BAD:
         raise bad_logits(owner, "softmax")
     return result

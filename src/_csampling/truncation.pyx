@@ -1,7 +1,6 @@
 """Top-k and top-p: of given probabilities, and straight from logits."""
 
 cimport numpy as cnp
-from cpython.number cimport PyNumber_Index
 from libc.math cimport INFINITY, isfinite, isnan
 from libc.stdint cimport int64_t
 from libc.stdlib cimport free, malloc
@@ -16,11 +15,13 @@ from mtplx._csampling.arrays cimport (
     bad_probabilities,
     doubles,
     ids_of,
+    integer,
     new_doubles,
     new_ids,
     open_out,
     open_row,
     ranks_kept,
+    real,
 )
 from mtplx._csampling.dispatch cimport table
 from mtplx._csampling.distributions cimport adopt, bad_logits, normalise
@@ -156,7 +157,7 @@ cdef selection_status truncate_fully(const Row *row, double top_p, Py_ssize_t k,
     return truncate_into(row, top_p, k, out)
 
 
-def apply_top_p_top_k(probs, double top_p=1.0, top_k=0, *, out=None):
+def apply_top_p_top_k(probs, top_p=1.0, top_k=0, *, out=None):
     """Keep the nucleus and the first `top_k` ranks, and divide by what is kept.
 
     Tokens are ranked by (probability descending, id ascending). Rank i is kept if it is among the
@@ -197,18 +198,20 @@ def apply_top_p_top_k(probs, double top_p=1.0, top_k=0, *, out=None):
     cdef double *to
     cdef Py_ssize_t k
     cdef selection_status status
+    # Settings before memory is looked at: they may be code of the caller's.
+    cdef double nucleus = real(top_p, "top_p")
     if top_k is not None:
-        top_k = PyNumber_Index(top_k)  # before memory is looked at: it may be code of the caller's
+        top_k = integer(top_k, "top_k")
     owner = open_row(probs, "probs", &row)
-    top_p = nucleus_mass(top_p)
+    nucleus = nucleus_mass(nucleus)
     k = ranks_kept(top_k, row.n)
     result = open_out(out, row.n, (probs, owner))
     to = doubles(result)
     if row.n > LONG_ROW:
         with nogil:
-            status = truncate_fully(&row, top_p, k, to, result is out)
+            status = truncate_fully(&row, nucleus, k, to, result is out)
     else:
-        status = truncate_fully(&row, top_p, k, to, result is out)
+        status = truncate_fully(&row, nucleus, k, to, result is out)
     if status == NO_MEMORY:
         raise MemoryError
     if status != SELECTED:
@@ -216,7 +219,7 @@ def apply_top_p_top_k(probs, double top_p=1.0, top_k=0, *, out=None):
     return result
 
 
-def apply_top_k_top_p(probs, top_k=0, double top_p=1.0, *, out=None):
+def apply_top_k_top_p(probs, top_k=0, top_p=1.0, *, out=None):
     """`apply_top_p_top_k` with its two settings in the other order.
 
     Parameters
@@ -276,7 +279,7 @@ def deterministic_top_k_order(values, top_k):
     cdef Py_ssize_t k, i
     cdef selection_status status = TOO_MANY
     cdef bint ranked
-    top_k = PyNumber_Index(top_k)  # before memory is looked at: it may be code of the caller's
+    top_k = integer(top_k, "top_k")  # before memory is looked at: it may be code of the caller's
     _owner = open_row(values, "values", &row)
     k = min(max(top_k, 0), row.n)
     if k and (k <= row.n // 4 or row.n < SMALL):
@@ -325,11 +328,8 @@ cdef selection_status whole_row_into(const Row *row, double temperature, double 
 
 
 cdef Patches open_settings(Row *row, double temperature, double *top_p, object top_k, Py_ssize_t *k,
-                           double presence_penalty, double frequency_penalty, object token_counts,
-                           object penalty_overlay):
+                           double presence, double frequency, object token_counts, object penalty_overlay):
     """Check a configuration against a row of logits and attach the penalties, which the caller keeps."""
-    cdef double presence = clamped(presence_penalty, "presence_penalty")
-    cdef double frequency = clamped(frequency_penalty, "frequency_penalty")
     cdef Patches patches = None
     if not (token_counts is None and penalty_overlay is None):
         patches = open_patches(row, token_counts, presence, frequency, penalty_overlay)
@@ -342,8 +342,8 @@ cdef Patches open_settings(Row *row, double temperature, double *top_p, object t
     return patches
 
 
-def distribution_from_logits(logits, double temperature, double top_p, top_k, double presence_penalty,
-                             double frequency_penalty, token_counts, penalty_overlay, out):
+def distribution_from_logits(logits, temperature, top_p, top_k, presence_penalty, frequency_penalty,
+                             token_counts, penalty_overlay, out):
     """`mtplx.sampling.distribution_from_logits` with the configuration taken apart."""
     cdef Row row
     cdef Patches _patches  # keeps what the row points to
@@ -351,18 +351,20 @@ def distribution_from_logits(logits, double temperature, double top_p, top_k, do
     cdef double *to
     cdef Py_ssize_t k
     cdef selection_status status
+    cdef double heat = real(temperature, "temperature"), nucleus = real(top_p, "top_p")
+    cdef double presence = clamped(presence_penalty, "presence_penalty")
+    cdef double frequency = clamped(frequency_penalty, "frequency_penalty")
     if top_k is not None:
-        top_k = PyNumber_Index(top_k)
+        top_k = integer(top_k, "top_k")
     if token_counts is not None or penalty_overlay is not None:
-        token_counts, penalty_overlay = read_mappings(token_counts, penalty_overlay, presence_penalty,
-                                                      frequency_penalty)
+        token_counts, penalty_overlay = read_mappings(token_counts, penalty_overlay, presence, frequency)
     owner = open_row(logits, "logits", &row)
-    _patches = open_settings(&row, temperature, &top_p, top_k, &k, presence_penalty, frequency_penalty,
-                             token_counts, penalty_overlay)
+    _patches = open_settings(&row, heat, &nucleus, top_k, &k, presence, frequency, token_counts,
+                             penalty_overlay)
     result = open_out(out, row.n, (logits, owner))
     to = doubles(result)
     with nogil:
-        status = logits_into(&row, temperature, top_p, k, to)
+        status = logits_into(&row, heat, nucleus, k, to)
     if status == NO_MEMORY:
         raise MemoryError
     if status != SELECTED:
@@ -409,8 +411,8 @@ cdef object sparse_of_dense(const double *p, Py_ssize_t n):
     return adopt(ids, probs, n)
 
 
-def sparse_distribution_from_logits(logits, double temperature, double top_p, top_k, double presence_penalty,
-                                    double frequency_penalty, token_counts, penalty_overlay):
+def sparse_distribution_from_logits(logits, temperature, top_p, top_k, presence_penalty, frequency_penalty,
+                                    token_counts, penalty_overlay):
     """`mtplx.sampling.sparse_distribution_from_logits` with the configuration taken apart."""
     cdef Row row
     cdef Patches _patches  # keeps what the row points to
@@ -419,17 +421,19 @@ def sparse_distribution_from_logits(logits, double temperature, double top_p, to
     cdef double largest
     cdef double *dense
     cdef selection_status status
+    cdef double heat = real(temperature, "temperature"), nucleus = real(top_p, "top_p")
+    cdef double presence = clamped(presence_penalty, "presence_penalty")
+    cdef double frequency = clamped(frequency_penalty, "frequency_penalty")
     if top_k is not None:
-        top_k = PyNumber_Index(top_k)
+        top_k = integer(top_k, "top_k")
     if token_counts is not None or penalty_overlay is not None:
-        token_counts, penalty_overlay = read_mappings(token_counts, penalty_overlay, presence_penalty,
-                                                      frequency_penalty)
+        token_counts, penalty_overlay = read_mappings(token_counts, penalty_overlay, presence, frequency)
     owner = open_row(logits, "logits", &row)
-    _patches = open_settings(&row, temperature, &top_p, top_k, &k, presence_penalty, frequency_penalty,
-                             token_counts, penalty_overlay)
+    _patches = open_settings(&row, heat, &nucleus, top_k, &k, presence, frequency, token_counts,
+                             penalty_overlay)
     best.items = NULL
     try:
-        if temperature <= 0.0:
+        if heat <= 0.0:
             largest = largest_logit(&row)
             if not isfinite(largest):
                 raise bad_logits(penalised_row(&row, owner), "sparse_distribution_from_logits")
@@ -439,12 +443,12 @@ def sparse_distribution_from_logits(logits, double temperature, double top_p, to
             if status == SELECTED:
                 best.items[0].id = first_at(&row, largest)
                 best.items[0].weight = 1.0
-        elif k and few(k, row.n) and temperature < INFINITY:
+        elif k and few(k, row.n) and heat < INFINITY:
             if row.n > LONG_SCAN:
                 with nogil:
-                    status = best_logits(&row, temperature, top_p, k, &best)
+                    status = best_logits(&row, heat, nucleus, k, &best)
             else:
-                status = best_logits(&row, temperature, top_p, k, &best)
+                status = best_logits(&row, heat, nucleus, k, &best)
         else:
             status = TOO_MANY
         if status == SELECTED:
@@ -456,7 +460,7 @@ def sparse_distribution_from_logits(logits, double temperature, double top_p, to
         try:
             if dense is not NULL:
                 with nogil:
-                    status = whole_row_into(&row, temperature, top_p, k, dense)
+                    status = whole_row_into(&row, heat, nucleus, k, dense)
                 if status == SELECTED:
                     return sparse_of_dense(dense, row.n)
             else:

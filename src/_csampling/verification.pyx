@@ -34,6 +34,7 @@ from mtplx._csampling.arrays cimport (
     new_ids,
     open_row,
     ranks_kept,
+    real,
 )
 from mtplx._csampling.blocks cimport (
     BATCH,
@@ -281,8 +282,7 @@ cdef class OpenBlock:
                 if draft_tokens.ndim != 1:
                     raise ValueError("draft_tokens must be one-dimensional, "
                                      f"not of shape {draft_tokens.shape}")
-            elif isinstance(draft_tokens, (str, bytes)) or not (
-                    hasattr(draft_tokens, "__len__") and hasattr(draft_tokens, "__getitem__")):
+            elif not is_sequence(draft_tokens):
                 raise TypeError("draft_tokens must be a sequence of ids, "
                                 f"not {type(draft_tokens).__name__}")
         K = len(draft_tokens) if count < 0 else count
@@ -518,10 +518,10 @@ cdef int64_t any_token(object token) except -1:
 
 
 cdef object settle_config(Settings *settings, object config):
-    settings.temperature = config.temperature
+    settings.temperature = real(config.temperature, "temperature")
     if isnan(settings.temperature):
         raise ValueError("temperature is nan")
-    settings.top_p = nucleus_mass(config.top_p)
+    settings.top_p = nucleus_mass(real(config.top_p, "top_p"))
     settings.k = ranks_kept(config.top_k, PY_SSIZE_T_MAX)  # off where a row is no longer, once one is read
 
 

@@ -11,10 +11,9 @@ __all__ = ["as_count", "as_integer", "as_tokens"]
 
 def as_integer(value: Any, name: str) -> int:
     """The integer that `value` stands for (`int`, NumPy's, anything with ``__index__``), else TypeError."""
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be an integer; got {value!r}") from None
+    if not hasattr(type(value), "__index__"):
+        raise TypeError(f"{name} must be an integer, not {value!r}")
+    return operator.index(value)
 
 
 def as_count(value: Any, name: str, least: int) -> int:

@@ -99,8 +99,10 @@ def _for_core(given: Rule) -> tuple[Any, ...]:
 
 def _raise(error: BaseException, where: str, sequence: int | None = None) -> NoReturn:
     """Raise an error of the core, saying where it happened."""
-    places = [f"sequence {sequence}"] if sequence is not None else []
-    with errors_at(": ".join(places + [where] * bool(where))):
+    places = [f"sequence {sequence}"] * (sequence is not None) + [where] * bool(where)
+    if not places:
+        raise error
+    with errors_at(": ".join(places)):
         raise error
 
 

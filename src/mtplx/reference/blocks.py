@@ -14,7 +14,6 @@ checked when the row is reached, before the draw that needs it.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -22,10 +21,18 @@ from typing import Any, Protocol
 import numpy as np
 
 from mtplx._csampling.dlpack import imported
+from mtplx.arguments import as_integer
 from mtplx.decisions import BatchDecision, BlockDecision, CanonicalRule, Rule, as_rule
 from mtplx.distributions import Distribution, SamplerConfig, SparseDistribution, errors_at
 from mtplx.reference import rules
-from mtplx.reference.one_row import as_generator, as_real, id_within, weights_of
+from mtplx.reference.one_row import (
+    as_generator,
+    as_real,
+    check_penalties,
+    check_settings,
+    id_within,
+    weights_of,
+)
 from mtplx.reference.rows import (
     Indexed,
     Lazy,
@@ -126,7 +133,7 @@ class FromLogits:
         self._overlays = list(penalty_overlay) if self._each else [penalty_overlay]
 
     def check(self, target_rows: int) -> None:
-        """All that can be wrong with penalties but for ids that a row has not."""
+        """All that can be wrong with settings and penalties but for ids that a row has not."""
         if self._each and len(self._overlays) not in (target_rows, len(self._tokens) + 1):
             raise ValueError(
                 f"penalty_overlay has {len(self._overlays)} entries for {target_rows} target rows"
@@ -134,6 +141,10 @@ class FromLogits:
         _require_mapping(self._counts, "token_counts")
         for overlay in self._overlays:
             _require_mapping(overlay, "penalty_overlay")
+        with errors_at("row 0"):
+            check_penalties(self._config)
+            check_settings(self._config)
+            check_settings(self._draft_config)
         if target_rows == 0:
             return
         with errors_at("row 0"):
@@ -179,7 +190,7 @@ def _require_mapping(value: Any, name: str) -> None:
 def _by_id(mapping: Mapping[Any, Any] | None, name: str) -> dict[int, float]:
     """The numbers of a mapping, by id."""
     return {
-        operator.index(token): as_real(value, f"{name} of token {token}")
+        as_integer(token, "a token id"): as_real(value, f"{name} of token {token}")
         for token, value in (mapping or {}).items()
     }
 
@@ -198,7 +209,7 @@ def as_tokens(draft_tokens: Any) -> Lazy[int]:
             raise ValueError(f"draft_tokens must be one-dimensional, not of shape {draft_tokens.shape}")
     if not is_sequence(draft_tokens):
         raise TypeError(f"draft_tokens must be a sequence of ids, not {type(draft_tokens).__name__}")
-    return Lazy(len(draft_tokens), lambda i: operator.index(draft_tokens[i]))
+    return Lazy(len(draft_tokens), lambda i: as_integer(draft_tokens[i], "a token id"))
 
 
 def _point_mass(token: int, target_p: Distribution) -> SparseDistribution:
@@ -450,7 +461,7 @@ def _as_keys(values: Any, count: int, name: str, bound: int) -> list[int]:
     keys = []
     for b in range(count):
         with errors_at(f"sequence {b}: {name}"):
-            key = operator.index(values[b])
+            key = as_integer(values[b], "a key")
             if not 0 <= key < bound:
                 raise ValueError(f"{key} is outside [0, {bound})")
         keys.append(key)

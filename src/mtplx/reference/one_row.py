@@ -11,7 +11,6 @@ Design
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
@@ -20,6 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mtplx._csampling.dlpack import imported, widen_bfloat16
+from mtplx.arguments import as_integer
 from mtplx.distributions import (
     Distribution,
     NonFiniteLogitsError,
@@ -130,7 +130,8 @@ def as_result(out: Any, size: int, *inputs: Any, dtypes: tuple[Any, ...] = (np.f
 
 def as_real(value: Any, name: str) -> float:
     """A real number; ``float`` alone would read text, too."""
-    if isinstance(value, str | bytes):
+    kind = type(value)
+    if issubclass(kind, str | bytes) or not (hasattr(kind, "__float__") or hasattr(kind, "__index__")):
         raise TypeError(f"{name} must be a real number, not {value!r}")
     return float(value)
 
@@ -151,7 +152,7 @@ def as_top_p(top_p: Any) -> float:
 
 def as_top_k(top_k: Any, size: int) -> int:
     """The number of ranks to keep; 0 when top-k is off."""
-    k = 0 if top_k is None else operator.index(top_k)
+    k = 0 if top_k is None else as_integer(top_k, "top_k")
     return k if 0 < k < size else 0
 
 
@@ -266,7 +267,7 @@ def deterministic_top_k_order(values: ArrayLike, top_k: int) -> NDArray[np.int64
     array([1, 2])
     """
     row = as_row(values, "values")
-    k = min(max(operator.index(top_k), 0), row.size)
+    k = min(max(as_integer(top_k, "top_k"), 0), row.size)
     if k == 0:
         return np.empty(0, dtype=np.int64)
     if np.isnan(row.max()):
@@ -427,11 +428,11 @@ def apply_penalties(
     if not counts and not overlay:
         return logits
     occurrences_of = [
-        (operator.index(token), as_real(count, f"token_counts of token {token}"), count)
+        (as_integer(token, "a token id"), as_real(count, f"token_counts of token {token}"), count)
         for token, count in counts.items()
     ]
     amounts = [
-        (operator.index(token), as_real(amount, f"penalty_overlay of token {token}"), amount)
+        (as_integer(token, "a token id"), as_real(amount, f"penalty_overlay of token {token}"), amount)
         for token, amount in overlay.items()
     ]
     penalised = as_row(logits, "logits").copy()
@@ -456,8 +457,21 @@ def _clamped(penalty: float, name: str) -> float:
     return min(max(value, PENALTY_MIN), PENALTY_MAX)
 
 
+def check_settings(config: SamplerConfig) -> None:
+    """Raise what the settings of a truncation would raise at a row of logits."""
+    as_temperature(config.temperature)
+    as_top_p(config.top_p)
+    as_top_k(config.top_k, 0)
+
+
+def check_penalties(config: SamplerConfig) -> None:
+    """The same of penalties."""
+    _clamped(config.presence_penalty, "presence_penalty")
+    _clamped(config.frequency_penalty, "frequency_penalty")
+
+
 def id_within(token_id: Any, size: int) -> int:
-    token = operator.index(token_id)
+    token = as_integer(token_id, "a token id")
     if not 0 <= token < size:
         raise IndexError(f"token id {token} is outside [0, {size})")
     return token
@@ -592,7 +606,7 @@ def acceptance_probability(target_p: Any, draft_q: Any, token_id: int) -> float:
     >>> acceptance_probability([0.1, 0.9], [0.8, 0.2], 0)
     0.125
     """
-    token = operator.index(token_id)
+    token = as_integer(token_id, "a token id")
     p = probability_of(target_p, token, "target_p")
     q = probability_of(draft_q, token, "draft_q")
     if q == 0.0:
@@ -816,7 +830,7 @@ def verify_one_token(target_p: Any, draft_q: Any, draft_token: int, rng: Any = N
     >>> verify_one_token([0.0, 1.0], [1.0, 0.0], 0)
     SpeculativeDecision(accepted=False, token_id=1, accept_probability=0.0)
     """
-    token = operator.index(draft_token)
+    token = as_integer(draft_token, "a token id")
     accept_probability = acceptance_probability(target_p, draft_q, token)
     require_same_length(target_p, draft_q)
     generator = as_generator(rng)

@@ -38,13 +38,13 @@ Errors name the row. ``check_draft=True`` refuses a draft that its own row says 
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mtplx.arguments import as_integer
 from mtplx.decisions import CanonicalRule, Cascade, Typical
 from mtplx.distributions import Distribution, SparseDistribution, errors_at
 from mtplx.reference.one_row import (
@@ -422,7 +422,7 @@ def typical_accept_decision(
     >>> typical_accept_decision([1.0, 0.0], 0, eps=0.3, delta=0.09)
     (True, 0.09, 0.0)
     """
-    p = probability_of(target_p, operator.index(token_id), "target_p")
+    p = probability_of(target_p, as_integer(token_id, "a token id"), "target_p")
     entropy = distribution_entropy(target_p) if entropy_value is None else float(entropy_value)
     threshold = typical_acceptance_threshold(entropy, eps, delta)
     return p > threshold, threshold, entropy
@@ -551,7 +551,7 @@ def cascade_token_deferral(p: Any, q: Any, token_id: int, *, alpha: float, rule:
     True
     """
     parameters = Cascade(alpha, rule)
-    token = operator.index(token_id)
+    token = as_integer(token_id, "a token id")
     p_token, q_token = probability_of(p, token, "target_p"), probability_of(q, token, "draft_q")
     return bool(_deferred(p_token, q_token, _largest(p, "target_p"), parameters))
 
