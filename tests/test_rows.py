@@ -11,6 +11,7 @@ from support.generators import Stub, plain_state
 from support.rows import DLPackOnly
 
 from mtplx import reference, sampling
+from mtplx.decisions import Cascade, Typical
 from mtplx.distributions import (
     BatchedSparseDistributions,
     NonFiniteLogitsError,
@@ -347,3 +348,24 @@ def test_a_mapping_is_no_sequence_of_ids(face, rule):
 def test_a_token_that_is_no_integer_is_named(face):
     with pytest.raises(TypeError, match=r"row 0: a token id must be an integer, not 1\.5"):
         face.verify_block(np.full((2, 3), 1 / 3), None, [1.5])
+
+
+@every_face
+@pytest.mark.parametrize("rule", ["exact", "block", Typical(0.3, 0.09), Cascade(0.1, "tokenv3")], ids=str)
+def test_a_row_of_a_sequence_is_asked_for_once(face, rule):
+    rng = np.random.default_rng(5)
+    rows = rng.dirichlet(np.ones(6), 9).astype(">f4")  # every opening would copy
+    asked = []
+
+    class Rows(list):
+        def __getitem__(self, i):
+            asked.append(i)
+            return super().__getitem__(i)
+
+    for seed in range(8):
+        asked.clear()
+        tokens = rng.integers(0, 6, 4)
+        lazy = face.verify_block(Rows(rows[:5]), rows[5:], tokens, np.random.default_rng(seed), rule=rule)
+        assert len(asked) == len(set(asked))
+        whole = face.verify_block(rows[:5], rows[5:], tokens, np.random.default_rng(seed), rule=rule)
+        assert lazy.tokens.tolist() == whole.tokens.tolist()

@@ -32,7 +32,7 @@ cdef struct Side:
     Py_ssize_t width
     int64_t vocab_size
     PyObject *rows         # SEQUENCE: kept alive by the caller
-    PyObject *kept         # a list that keeps opened rows alive
+    PyObject *opened       # SEQUENCE: a dict of the rows that were opened, by number
 
 # Penalties inside a block: the counts before it, then one more for every draft that was passed.
 cdef struct Penalties:

@@ -5,13 +5,13 @@ sequences runs without the GIL; rows of a Python sequence are fetched with it. A
 block and raised when the GIL is held again.
 """
 
-
 cimport cython
+cimport numpy as cnp
 from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int64_t
 from libc.string cimport memmove
 
-from mtplx._csampling.arrays cimport Row, element, integer, open_row
+from mtplx._csampling.arrays cimport F64, Row, element, integer, open_row
 from mtplx._csampling.distributions cimport SparseDistributionBase, require_support
 from mtplx._csampling.views cimport (
     BAD_PENALTY_ID,
@@ -29,6 +29,8 @@ from mtplx._csampling.views cimport (
     stream_again,
 )
 
+cnp.import_array()
+
 DEFERRALS = {"tokenv1": BY_DRAFT, "tokenv2": BY_TARGET, "tokenv3": BY_TARGET_RATIO}
 
 
@@ -43,10 +45,17 @@ cdef problem note_exception(Block *block, object error) noexcept:
 
 @cython.boundscheck(True)  # the caller's lists may shrink meanwhile
 cdef problem open_object(Block *block, const Side *side, Py_ssize_t i, View *view, Row *logits) noexcept:
-    """Row i of a Python sequence: a distribution, or a row of logits where `logits` is given."""
+    """Row i of a Python sequence: a distribution, or a row of logits where `logits` is given.
+
+    It is asked for once, however often a rule looks at it; so is the copy of a row that is not in order.
+    """
     cdef SparseDistributionBase sparse
+    cdef dict opened = <dict>side.opened
+    cdef Row *to = logits or &view.row
+    cdef int kind = F64  # of a row of numbers
     try:
-        row = (<object>side.rows)[i]
+        held = opened.get(i)
+        row = (<object>side.rows)[i] if held is None else held[0]
         if logits is NULL and isinstance(row, SparseDistributionBase):
             sparse = require_support(row)
             view.mode = SPARSE
@@ -55,13 +64,21 @@ cdef problem open_object(Block *block, const Side *side, Py_ssize_t i, View *vie
             view.ascending = sparse.ascending
             view.support = sparse.support()
         else:
-            name = "logits" if logits is not NULL else "draft_q" if block.failure.of_draft else "target_p"
-            row = open_row(row, name, logits or &view.row)
+            if held is None:
+                name = "logits" if logits is not NULL else "draft_q" if block.failure.of_draft else "target_p"
+                row = open_row(row, name, to)
+                kind = to.kind
+            else:
+                to.kind = held[1]
+                to.data = <const char *>cnp.PyArray_DATA(<cnp.ndarray>row)
+                to.n = cnp.PyArray_DIM(<cnp.ndarray>row, 0)
+                to.patches = 0
             if logits is NULL:
                 view.mode = DENSE
                 view.any_id = False
                 view.n = view.row.n
-        (<list>side.kept).append(row)
+        if held is None:
+            opened[i] = row, kind
         return FINE
     except BaseException as error:  # a KeyboardInterrupt in the caller's code too
         return note_exception(block, error)

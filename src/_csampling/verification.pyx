@@ -98,7 +98,6 @@ cdef object open_side(object rows, str name, Side *side, bint logits, list kept)
     # What an attribute is asked of, and misses it, makes an exception: the usual types are not asked.
     cdef bint usual = type(rows) is list or type(rows) is tuple or (
         cnp.PyArray_CheckExact(rows) and cnp.PyArray_NDIM(<cnp.ndarray>rows) == 2)
-    side.kept = <PyObject *>kept
     if not usual and not logits and is_batch(rows):
         side.kind = BATCH
         ids = rows.token_ids
@@ -123,6 +122,9 @@ cdef object open_side(object rows, str name, Side *side, bint logits, list kept)
     side.kind = SEQUENCE
     side.rows = <PyObject *>rows
     kept.append(rows)
+    opened = {}
+    side.opened = <PyObject *>opened
+    kept.append(opened)
     return rows
 
 

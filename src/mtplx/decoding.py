@@ -114,8 +114,10 @@ class Drafter(Protocol):
         """Draft at most `depth` tokens after the committed ones.
 
         Gives the drafts and, for each, the distribution it was drawn from given the drafts before it;
-        None stands for point masses (tokens that were copied or chosen, not drawn). Drafting fewer
-        tokens is fine, none at all too.
+        None stands for point masses (tokens that were copied or chosen, not drawn). Fewer tokens are
+        fine, none at all too, but whether to draft one more may depend only on what was there before it
+        was drawn: a drawn draft that is dropped since its probability is low makes the text differ from
+        the target's law. (Stop behind such a draft, not before it.)
         """
 
     def commit(self, tokens: Sequence[int], /) -> None:
@@ -365,7 +367,7 @@ class CallableDrafter:
         its own), the largest number of drafts, the draft's `SamplerConfig`, and the generator to draw from
         (no other: same seed, same tokens). It gives what `Drafter.propose` gives: ``(tokens, rows)``, rows
         of shape [len(tokens), V], each the distribution that the token was drawn from, or None for point
-        masses.
+        masses. A token that was drawn may not be dropped for what it is.
 
     Raises
     ------
