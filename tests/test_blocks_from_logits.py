@@ -313,7 +313,11 @@ BAD_PENALTIES = {
     ),
     "a NaN": (ValueError, "token 1 is nan", {"penalty_overlay": [None, None, {1: np.nan}]}),
     "a text": (TypeError, "token 1 must be a real number", {"penalty_overlay": [None, None, {1: "9"}]}),
-    "an id that is none": (TypeError, "a token id must be an integer, not 1.0", {"penalty_overlay": [None, None, {1.0: 1.0}]}),
+    "an id that is none": (
+        TypeError,
+        "a token id must be an integer, not 1.0",
+        {"penalty_overlay": [None, None, {1.0: 1.0}]},
+    ),
     "no mapping": (TypeError, "penalty_overlay must be a mapping", {"penalty_overlay": [None, None, 3]}),
     "a negative count": (ValueError, "token 1 has the count -2", {"token_counts": {1: -2}}),
     "a count of a negative id": (IndexError, "token id -1 ", {"token_counts": {-1: 2}}),
