@@ -33,7 +33,6 @@ def require_greedy_is_plain(
 ) -> None:
     """The same of every depth and (drafter, draft temperature); tokens of each kind must have occurred."""
     plain = list(generate(model, prompt, config=GREEDY, max_tokens=60))
-    assert len(set(plain)) > 3  # a text that repeats one token would show little
     kinds: set[str] = set()
     for drafter, temperature in drafters:
         for depth in DEPTHS:
