@@ -383,28 +383,15 @@ def test_a_padded_sequence_has_overlays_of_its_own_rows(face):
     """One for each of its k + 1 rows, as its block alone takes them."""
     targets = np.zeros((2, 3, 4))
     tokens = np.array([[1, 2], [1, -1]])
+    keys = {"rule": "greedy", "seeds": [1, 2], "positions": [0, 0]}
     own = [{0: 60.0}, {0: 60.0, 1: 60.0}]
     decision = face.verify_batch_from_logits(
-        targets,
-        None,
-        tokens,
-        PLAIN,
-        rule="greedy",
-        seeds=[1, 2],
-        positions=[0, 0],
-        penalty_overlay=[None, own],
+        targets, None, tokens, PLAIN, penalty_overlay=[None, own], **keys
     )
     assert decision.tokens[1].tolist() == [1, 2, -1]
     with pytest.raises(ValueError, match="sequence 1: penalty_overlay has 3 entries for 2 target rows"):
         face.verify_batch_from_logits(
-            targets,
-            None,
-            tokens,
-            PLAIN,
-            rule="greedy",
-            seeds=[1, 2],
-            positions=[0, 0],
-            penalty_overlay=[None, [*own, None]],
+            targets, None, tokens, PLAIN, penalty_overlay=[None, [*own, None]], **keys
         )
 
 
