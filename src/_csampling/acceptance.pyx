@@ -1,6 +1,5 @@
 """Acceptance of a drafted token, and what replaces it on rejection."""
 
-
 import numpy as np
 
 cimport numpy as cnp

@@ -22,7 +22,7 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memmove, memset
 
 from mtplx._csampling.acceptance cimport acceptance
-from mtplx._csampling.arrays cimport F64, Row, bad_probabilities, element, ids_of
+from mtplx._csampling.arrays cimport F64, Row, bad_probabilities, ids_of
 from mtplx._csampling.blocks cimport Block, Side, open_given
 from mtplx._csampling.dispatch cimport BLOCK, CHUNK, table
 from mtplx._csampling.distributions cimport Support, find
@@ -55,7 +55,7 @@ from mtplx._csampling.kseq cimport (
 from mtplx._csampling.mass cimport widen_into
 from mtplx._csampling.rules cimport keep_probability, prefix_acceptance
 from mtplx._csampling.streams cimport BONUS_LANE, CORRECTION_LANE, next_uniform
-from mtplx._csampling.verification cimport open_side
+from mtplx._csampling.verification cimport elements_of, open_side, told_error
 from mtplx._csampling.views cimport (
     BAD_ID,
     BAD_LENGTH,
@@ -918,36 +918,16 @@ cdef class OpenTree:
     cdef tuple error(self):
         """The exception of a tree that failed, and the row that it happened at."""
         cdef Failure *failure = &self.tree.block.failure
-        cdef problem status = self.tree.block.status
-        cdef str side = "draft_q" if failure.of_draft else "target_p"
-        cdef str row = f"row {failure.row}"
-        if status == RAISED:
-            return <object>failure.error, row
-        if status == NO_ROOM:
-            return MemoryError(), ""
-        if status == BAD_ID:
-            return IndexError(f"token id {failure.token} is outside [0, {failure.n})"), row
-        if status == BAD_LENGTH:
-            return ValueError(f"target_p has {failure.n} entries, draft_q {failure.m}"), row
-        if status == NOT_DRAWABLE:
-            return ValueError(f"token {failure.token} cannot have been drafted from draft_q, "
-                              f"where its probability is 0"), row
-        if status == BAD_VALUE:
-            return ValueError(f"{side} must be finite and not negative: "
-                              f"entry {failure.token} is {failure.value}"), row
-        if status == WITHOUT_MASS:
-            return ValueError("neither the residual nor target_p has positive mass"), row
-        return bad_probabilities(self.row_values(failure), side), row
-
-    cdef object row_values(self, Failure *failure):
-        cdef Side *side = &self.tree.block.draft if failure.of_draft else &self.tree.block.target
         cdef View view
-        cdef Py_ssize_t i
-        open_given(&self.tree.block, side, failure.row, &view)
-        values = np.empty(view.n)
-        for i in range(view.n):
-            values[i] = element(&view.row, i)
-        return values
+        if self.tree.block.status == RAISED:
+            return <object>failure.error, f"row {failure.row}"
+        told = told_error(&self.tree.block)
+        if told is not None:
+            return told
+        open_given(&self.tree.block, &self.tree.block.draft if failure.of_draft else &self.tree.block.target,
+                   failure.row, &view)
+        return (bad_probabilities(elements_of(&view.row), "draft_q" if failure.of_draft else "target_p"),
+                f"row {failure.row}")
 
 
 cdef Py_ssize_t deepest(const int64_t *parents, Py_ssize_t n) except -1:

@@ -440,45 +440,28 @@ cdef class OpenBlock:
             self.block.failure.error = NULL
 
     cdef object error(self):
-        """The exception of a block that failed, which names the row."""
+        """The exception of a block that failed, and the row that it names."""
         cdef Failure *failure = &self.block.failure
         cdef str side = "draft_q" if failure.of_draft else "target_p"
         cdef str row = f"row {failure.row}"
         if self.block.status == RAISED:
             return self.raised, row
-        if self.block.status == NO_ROOM:
-            return MemoryError(), ""
-        if self.block.status == BAD_ID:
-            token = failure.token
-            if self.unreadable is not NULL and self.unreadable[failure.row]:
-                token = operator.index((<object>self.block.given_tokens)[failure.row])
+        if self.block.status == BAD_ID and self.unreadable is not NULL and self.unreadable[failure.row]:
+            token = operator.index((<object>self.block.given_tokens)[failure.row])
             return IndexError(f"token id {token} is outside [0, {failure.n})"), row
-        if self.block.status == BAD_PENALTY_ID:
-            return IndexError(f"token id {failure.token} is outside [0, {failure.n})"), row
-        if self.block.status == BAD_LENGTH:
-            return ValueError(f"target_p has {failure.n} entries, draft_q {failure.m}"), row
-        if self.block.status == NOT_DRAWABLE:
-            return ValueError(f"token {failure.token} cannot have been drafted from draft_q, "
-                              f"where its probability is 0"), row
-        if self.block.status == BAD_VALUE:
-            return ValueError(f"{side} must be finite and not negative: "
-                              f"entry {failure.token} is {failure.value}"), row
-        if self.block.status == BAD_ROW and failure.of_draft and self.block.rule == CASCADE:
-            return ValueError(f"{side} must be finite and not negative: "
-                              f"entry {failure.token} is {failure.value}"), row
-        if self.block.status == BAD_ROW and self.block.rule == TYPICAL and failure.row < self.block.drafts:
-            side = "distribution"  # the entropy's, which is asked for after p(x)
-        if self.block.status == WITHOUT_MASS:
-            return ValueError("neither the residual nor target_p has positive mass"), row
+        told = told_error(&self.block)
+        if told is not None:
+            return told
         if self.block.status == BAD_LOGITS:
             return bad_logits(self.row_values(failure), "softmax"), row
+        if self.block.rule == TYPICAL and failure.row < self.block.drafts:
+            side = "distribution"  # the entropy's, which is asked for after p(x)
         return bad_probabilities(self.row_values(failure), side), row
 
     @cython.boundscheck(True)  # the caller's lists may shrink meanwhile
     cdef object row_values(self, Failure *failure):
         cdef Side *side = &self.block.draft if failure.of_draft else &self.block.target
         cdef Row row
-        cdef Py_ssize_t i
         if side.kind == MATRIX:
             row = side.first
             row.data += failure.row * side.stride
@@ -487,12 +470,41 @@ cdef class OpenBlock:
             row.patches = 0
         if not failure.of_draft:
             patch(&self.block.penalties, failure.row, &row)
-        values = np.empty(row.n)
-        for i in range(row.n):
-            values[i] = element(&row, i)
-        for i in range(row.patches):
-            values[row.patch_ids[i]] = row.patch_values[i]
-        return values
+        return elements_of(&row)
+
+
+cdef tuple told_error(const Block *block):
+    """The exception that a failed block tells without its rows, and the row that it names; or None."""
+    cdef const Failure *failure = &block.failure
+    cdef str side = "draft_q" if failure.of_draft else "target_p"
+    cdef str row = f"row {failure.row}"
+    if block.status == NO_ROOM:
+        return MemoryError(), ""
+    if block.status == BAD_ID or block.status == BAD_PENALTY_ID:
+        return IndexError(f"token id {failure.token} is outside [0, {failure.n})"), row
+    if block.status == BAD_LENGTH:
+        return ValueError(f"target_p has {failure.n} entries, draft_q {failure.m}"), row
+    if block.status == NOT_DRAWABLE:
+        return ValueError(f"token {failure.token} cannot have been drafted from draft_q, "
+                          f"where its probability is 0"), row
+    # A cascade walks the rows of its draft, and knows the entry too.
+    if block.status == BAD_VALUE or (block.status == BAD_ROW and failure.of_draft and block.rule == CASCADE):
+        return ValueError(f"{side} must be finite and not negative: "
+                          f"entry {failure.token} is {failure.value}"), row
+    if block.status == WITHOUT_MASS:
+        return ValueError("neither the residual nor target_p has positive mass"), row
+    return None
+
+
+cdef object elements_of(const Row *row):
+    """A row in float64, whatever its type and its patches are."""
+    cdef Py_ssize_t i
+    values = np.empty(row.n)
+    for i in range(row.n):
+        values[i] = element(row, i)
+    for i in range(row.patches):
+        values[row.patch_ids[i]] = row.patch_values[i]
+    return values
 
 
 cdef bint is_sequence(object value) except -1:

@@ -10,6 +10,7 @@ narrow; else the row is written once, into memory that the worker keeps. All giv
 `distributions_from_logits` gives, bit for bit.
 """
 
+from cython cimport floating
 from libc.math cimport INFINITY, exp, fabs, isfinite, log
 from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
@@ -587,15 +588,7 @@ cdef Py_ssize_t rough_terms(const View *view, Py_ssize_t start, float *out) noex
         else:
             table.rough_exp_f64(<const double *>piece, length, view.scaled.largest, per_unit, out)
         return length
-    memset(out, 0, length * sizeof(float))
-    if view.mode == POINT:
-        if start <= view.point < start + length:
-            out[view.point - start] = 1.0
-        return length
-    i = first_in(&view.support, start)
-    while i < view.support.count and view.support.ids[i] < start + length:
-        out[view.support.ids[i] - start] = view.support.weights[i]
-        i += 1
+    spread(view, start, length, out)
     return length
 
 
@@ -773,16 +766,22 @@ cdef Py_ssize_t probabilities_of(const View *view, Py_ssize_t start, double *buf
     if view.mode == DENSE:
         return probs_piece(&view.row, start, CHUNK, buffer, piece)
     piece[0] = buffer
-    memset(buffer, 0, length * sizeof(double))
+    spread(view, start, length, buffer)
+    return length
+
+
+cdef void spread(const View *view, Py_ssize_t start, Py_ssize_t length, floating *out) noexcept nogil:
+    """Some elements of a view that has few above 0."""
+    cdef Py_ssize_t i
+    memset(out, 0, length * sizeof(floating))
     if view.mode == POINT:
         if start <= view.point < start + length:
-            buffer[view.point - start] = 1.0
-        return length
+            out[view.point - start] = 1.0
+        return
     i = first_in(&view.support, start)
     while i < view.support.count and view.support.ids[i] < start + length:
-        buffer[view.support.ids[i] - start] = view.support.weights[i]
+        out[view.support.ids[i] - start] = <floating>view.support.weights[i]
         i += 1
-    return length
 
 
 cdef Py_ssize_t terms_of(const View *view, Py_ssize_t start, double *buffer, const double **piece,
