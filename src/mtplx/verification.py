@@ -41,7 +41,7 @@ from mtplx.sampling import (
     typical_accept_decision,
     typical_acceptance_threshold,
 )
-from mtplx.work import WORTHWHILE_LOGITS, run_ranges
+from mtplx.work import WORTHWHILE_LOGITS, WORTHWHILE_PROBABILITIES, run_ranges
 
 __all__ = [
     "DRAFTER_LANE",
@@ -416,8 +416,10 @@ def _verify_batch(
         if isinstance(opened, tuple):
             _raise(*opened)
         # Of probabilities one row is walked at most, from logits every row that is reached.
-        reached = 1 if from_logits is None else K + 1
-        least = 1 + WORTHWHILE_LOGITS // max(core.vocabulary(opened) * reached, 1)
+        work, enough = core.vocabulary(opened), WORTHWHILE_PROBABILITIES
+        if from_logits is not None:
+            work, enough = work * (K + 1), WORTHWHILE_LOGITS
+        least = 1 + enough // max(work, 1)
         run_ranges(executor, lambda first, last: core.run_blocks(opened, first, last), B, least=least)
         answer = core.collect_blocks(opened, K)
         if len(answer) == 3:

@@ -13,6 +13,9 @@ from typing import Any
 WORTHWHILE_LOGITS = 600_000
 """Logits whose work (some 0.5 ns each) is worth handing to another thread, which costs some 20 us."""
 
+WORTHWHILE_PROBABILITIES = 1_200_000
+"""The same of probabilities, of which some 0.2 ns each are work."""
+
 
 def worker_count(executor: Any) -> int:
     """How many workers an executor has; 2 where it does not tell."""

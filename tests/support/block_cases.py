@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
+from unittest.mock import patch
 
 import ml_dtypes
 import numpy as np
@@ -418,13 +419,12 @@ def executor() -> ThreadPoolExecutor:
 def check(seed: int, number: int) -> list[str]:
     """Everything that is wrong with one case."""
     case = make_case(number, seed)
-    before = verification.WORTHWHILE_LOGITS
-    verification.WORTHWHILE_LOGITS = 0  # or batches as small as these would never be split
-    try:
-        with on_isa(case.isa):
-            return [f"{case}: {line}" for line in mismatches(case)]
-    finally:
-        verification.WORTHWHILE_LOGITS = before
+    with (
+        # Or batches as small as these would never be split.
+        patch.multiple(verification, WORTHWHILE_LOGITS=0, WORTHWHILE_PROBABILITIES=0),
+        on_isa(case.isa),
+    ):
+        return [f"{case}: {line}" for line in mismatches(case)]
 
 
 def describe(seed: int, number: int) -> str:
