@@ -55,11 +55,11 @@ KINDS = ("random", "equal", "near", "one-hot", "disjoint", "dominated", "scaled"
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_division_has_the_bits_of_its_definition(isa, kind):
     for n in SIZES:
-        for seed in range(3):
+        for seed in range(2):
             rng = np.random.default_rng([60, n, seed])
             p, q = pair(kind, n, rng)
             if p.any() and q.any():
-                for k in (2, 3, int(rng.integers(4, 9)), 40):
+                for k in (2, int(rng.integers(3, 9)), 40):
                     same(p, q, k)
 
 
@@ -83,7 +83,7 @@ def test_the_division_of_long_rows(isa, kind):
 def test_ratios_at_the_division_and_its_neighbours(isa, n):
     """Elements change sides between the last numbers of the bisection: sums are taken there after all."""
     with counting("division_bracket") as counted:
-        for seed in range(20):
+        for seed in range(10):
             rng = np.random.default_rng([62, seed, n])
             p, q = rng.dirichlet(np.full(n, 0.5), 2)
             k = int(rng.integers(2, 9))

@@ -132,7 +132,8 @@ class Producer:
 
     def settled(self):
         """Whether everything that was handed out was given back, once."""
-        gc.collect()
+        if self.deleted < self.exported:
+            gc.collect()
         return self.deleted == self.exported
 
 

@@ -16,7 +16,7 @@ NARROW = 4.0  # softmax to float32, in float32 units (design 3)
 
 
 class Expected:
-    """What the reference gives for a case; worked out once for all instruction sets."""
+    """What the reference gives for a case; worked out once for all that is compared with it."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
