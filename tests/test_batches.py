@@ -1,6 +1,7 @@
 """Batches are their blocks, one by one; keyed streams are `numpy.random.Philox`, lane by lane."""
 
 import gc
+import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
@@ -330,7 +331,10 @@ def test_keys_of_a_batch(face):
 
 
 @every_face
-def test_an_executor_changes_nothing(face):
+def test_an_executor_changes_nothing(face, monkeypatch):
+    # Batches as small as these would never be split.
+    monkeypatch.setattr("mtplx.batch.WORTHWHILE_LOGITS", 0)
+    monkeypatch.setattr("mtplx.verification.WORTHWHILE_PROBABILITIES", 0)
     blocks = blocks_of(3, B=9)
     targets, drafts, tokens = map(list, zip(*blocks, strict=True))
     logits = np.random.default_rng(0).normal(size=(9, 50))
@@ -342,6 +346,24 @@ def test_an_executor_changes_nothing(face):
         assert face.distributions_from_logits(logits, config, executor=executor) == rows
     with pytest.raises(TypeError, match="executor"):
         face.verify_batch(targets, drafts, tokens, rngs_of(9), executor=3)
+
+
+@every_face
+def test_a_caller_may_hold_the_lock_of_a_generator(face, monkeypatch):
+    """As NumPy advises whoever draws from several threads; a worker would wait for it for ever."""
+    monkeypatch.setattr("mtplx.verification.WORTHWHILE_PROBABILITIES", 0)
+    targets, drafts, tokens = map(list, zip(*blocks_of(3, B=9), strict=True))
+    alone, found = face.verify_batch(targets, drafts, tokens, rngs_of(9)), []
+
+    def call():
+        rngs = rngs_of(9)
+        with ThreadPoolExecutor(2) as executor, rngs[8].bit_generator.lock:
+            found.append(face.verify_batch(targets, drafts, tokens, rngs, executor=executor))
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(60.0)
+    assert found == [alone]
 
 
 # ---- errors ------------------------------------------------------------------------------------------

@@ -415,3 +415,21 @@ def test_inputs_stay_as_they_are(face, rule):
     face.verify_block(target, draft, ids, np.random.default_rng(0), rule=rule)
     for array, copy in zip((target, draft, ids), copies, strict=True):
         np.testing.assert_array_equal(array, copy)
+
+
+@every_face
+def test_rows_are_counted_before_ids_are_read(face):
+    read = []
+
+    class Ids:
+        def __len__(self):
+            return 10**9
+
+        def __getitem__(self, i):
+            read.append(i)
+            return 0
+
+    for target in (np.eye(2), list(np.eye(2)), tuple(np.eye(2))):
+        with pytest.raises(ValueError, match="target has 2 rows for 1000000000 drafts"):
+            face.verify_block(target, target, Ids())
+    assert read == []

@@ -30,6 +30,8 @@ def test_values(decision):
             if isinstance(value, np.ndarray):
                 assert not value.flags.writeable
                 assert value.flags.c_contiguous
+                with pytest.raises(ValueError, match="WRITEABLE"):
+                    value.flags.writeable = True
     assert decision != "a decision"
     assert not decision == 1  # noqa: SIM201  (__ne__ is tested above, this is __eq__)
     for field in dataclasses.fields(decision):
@@ -62,8 +64,15 @@ def test_decisions_hold_copies_of_what_they_are():
     for arguments in (([[1]], 0, [], False), ([1], 0, [[0.5]], False)):
         with pytest.raises(ValueError, match="dimension"):
             BlockDecision(*arguments)
-    with pytest.raises(TypeError):
-        BlockDecision([1], 0.0, [], False)
+    for make, message in (
+        (lambda: BlockDecision([1], 0.0, [], False), "accepted must be an integer, not 0.0"),
+        (lambda: BlockDecision([1.7], 0, [], False), "tokens must hold integers, not float64"),
+        (lambda: BlockDecision([1], 0, ["0.5"], False), "accept_probabilities must hold real numbers"),
+        (lambda: BatchDecision([["1"]], [1], [0], [[]]), "tokens must hold integers, not <U1"),
+        (lambda: BatchDecision([[1]], [1], [0.0], [[]]), "accepted must hold integers, not float64"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            make()
 
 
 def test_rule_objects():
@@ -78,8 +87,15 @@ def test_rule_objects():
     ):
         with pytest.raises(ValueError, match=message):
             make()
-    with pytest.raises(TypeError):
-        Cascade()
+    for make, message in (
+        (Cascade, "alpha"),
+        (lambda: Cascade("0.5"), "alpha must be a real number, not '0.5'"),
+        (lambda: Typical("a"), "eps must be a real number, not 'a'"),
+        (lambda: Typical(0.1, None), "delta must be a real number, not None"),
+        (lambda: Typical(np.array([0.1, 0.2])), "eps must be a real number, not array"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            make()
 
 
 def test_rules_by_name():

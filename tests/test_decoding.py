@@ -783,7 +783,8 @@ def test_bad_arguments_are_refused_before_anything_is_decoded(
         ({"max_tokens": "3"}, "max_tokens must be an integer, not '3'"),
         ({"prompt": ["a"]}, "a token of the prompt must be an integer, not 'a'"),
         ({"stop_tokens": [2.5]}, "a stop token must be an integer, not 2.5"),
-        ({"stop_tokens": 3}, "'int' object is not iterable"),
+        ({"stop_tokens": 3}, "stop_tokens must be a collection of tokens, not 3"),
+        ({"seed": "x7"}, "seed must be a non-negative integer or None, not 'x7'"),
     ],
     ids=str,
 )

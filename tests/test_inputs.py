@@ -697,6 +697,30 @@ def test_settings_that_only_convert_to_a_number(face, name):
         (lambda f: f.verify_one_token([1.0], [1.0], "0"), "a token id must be an integer, not '0'"),
         (lambda f: f.SparseDistribution.one_hot(1.0, 4), "a token id must be an integer, not 1.0"),
         (lambda f: f.SparseDistribution([0], [1.0], 4.0), "vocab_size must be an integer, not 4.0"),
+        (
+            lambda f: f.apply_top_p_top_k([0.5, 0.5], np.array([0.5, 0.6]), 0),
+            r"top_p must be a real number, not array\(\[0.5, 0.6\]\)",
+        ),
+        (
+            lambda f: f.acceptance_probability([1.0], [1.0], np.array([0, 0])),
+            r"a token id must be an integer, not array\(\[0, 0\]\)",
+        ),
+        (
+            lambda f: f.typical_acceptance_threshold(0.5, "0.3", 0.09),
+            "eps must be a real number, not '0.3'",
+        ),
+        (
+            lambda f: f.typical_accept_decision([1.0], 0, eps=0.3, delta=0.09, entropy_value="0.1"),
+            "entropy_value must be a real number, not '0.1'",
+        ),
+        (
+            lambda f: f.cascade_defer_decision([1.0], [1.0], alpha=0.1, tv_value="0.5"),
+            "tv_value must be a real number, not '0.5'",
+        ),
+        (
+            lambda f: f.cascade_defer_decision([1.0], [1.0], alpha="0.1"),
+            "alpha must be a real number, not '0.1'",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -228,7 +228,12 @@ def test_ids_outside_the_vocabulary_change_nothing(pair: NGramPair, token: int) 
 
 @pytest.mark.parametrize(
     ("tokens", "order", "message"),
-    [([], 2, "non-empty"), ([0, 3], 2, "outside"), ([0, -1], 2, "outside"), ([0, 1], 0, "order")],
+    [
+        ([], 2, "non-empty"),
+        ([0, 7], 2, "the token 7, outside"),
+        ([0, -1], 2, "the token -1, outside"),
+        ([0, 1], 0, "order"),
+    ],
 )
 def test_bad_training_input_is_refused(tokens: list[int], order: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import pickle
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -253,7 +254,7 @@ BAD_BATCHES = {
     "no mass": (NonFiniteLogitsError, "row 1", ([[1], [2]], [[1.0], [np.nan]]), 4),
     "ids that are no integers": (TypeError, "row 0", ([[1.0]], [[1.0]]), 4),
     "no vocabulary": (ValueError, "vocab_size", ([[0]], [[1.0]]), 0),
-    "a vocabulary that is no integer": (TypeError, "", ([[0]], [[1.0]]), 2.0),
+    "a vocabulary that is no integer": (TypeError, "vocab_size.* 2.0", ([[0]], [[1.0]]), 2.0),
 }
 
 
@@ -272,6 +273,21 @@ def test_stacking_refuses_what_does_not_fit():
     for options in ({"vocab_size": 5}, {"vocab_size": 4, "width": 1}):
         with pytest.raises(ValueError, match="row 0 has 2 tokens of 4"):
             stack([one], **options)
+
+
+def test_stacking_refuses_what_was_never_checked():
+    """Else ids outside the vocabulary would reach the core, which trusts those that are stored."""
+    stack = BatchedSparseDistributions.from_distributions
+    one = SparseDistribution([1, 2], [0.5, 0.5], 4)
+    unchecked = SimpleNamespace(token_ids=np.array([10**12, 1]), probs=np.array([0.5, 0.5]), vocab_size=4)
+    with pytest.raises(TypeError, match="row 1 must be a SparseDistribution, not SimpleNamespace"):
+        stack([one, unchecked], vocab_size=4)
+    for size, error in ((-5, ValueError), (0, ValueError), (4.0, TypeError), ("x", TypeError)):
+        with pytest.raises(error, match=f"vocab_size.*{size}"):
+            stack([], vocab_size=size)
+    for width, error in ((-1, ValueError), (1.5, TypeError)):
+        with pytest.raises(error, match=f"width.*{width}"):
+            stack([one], vocab_size=4, width=width)
 
 
 # ---- rows that come in lazily ------------------------------------------------------------------------

@@ -172,6 +172,16 @@ def test_equal_models_accept_the_first_child(verify_tree, rule, replacement):
         assert decision.bonus
 
 
+def test_parents_that_were_never_checked_are_refused():
+    """The core would follow them out of bounds."""
+    for parents, node in (([-1, 2**40, 0], 1), ([-1, 0, 2], 2), ([-1, -2, 0], 1)):
+        tree = TokenTree([1, 1, 1], [-1, 0, 1])
+        object.__setattr__(tree, "parents", np.array(parents))
+        with pytest.raises(ValueError, match=f"the parent of node {node} is {parents[node]}, not in"):
+            verification.verify_tree([[0.5, 0.5]] * 4, [[0.5, 0.5]] * 4, tree)
+    assert not hasattr(TokenTree, "adopt")
+
+
 def test_an_impossible_token_is_not_accepted_at_u_0(verify_tree):
     tree = TokenTree([0, 0], [-1, 0])
     for rule in RULES:

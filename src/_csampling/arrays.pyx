@@ -188,7 +188,10 @@ cdef double real(object value, str name) except? -1.0:
     if issubclass(kind, str) or issubclass(kind, bytes) or not (
             hasattr(kind, "__float__") or hasattr(kind, "__index__")):
         raise TypeError(f"{name} must be a real number, not {value!r}")
-    return float(value)
+    try:
+        return float(value)
+    except TypeError as error:  # as of an array of several
+        raise TypeError(f"{name} must be a real number, not {value!r}") from error
 
 
 cdef object integer(object value, str name):
@@ -196,7 +199,10 @@ cdef object integer(object value, str name):
         return value
     if not hasattr(type(value), "__index__"):
         raise TypeError(f"{name} must be an integer, not {value!r}")
-    return operator.index(value)
+    try:
+        return operator.index(value)
+    except TypeError as error:  # as of an array of several
+        raise TypeError(f"{name} must be an integer, not {value!r}") from error
 
 
 cdef int64_t id_within(object token_id, Py_ssize_t n) except -1:

@@ -12,7 +12,7 @@ cimport numpy as cnp
 from libc.math cimport INFINITY, fabs
 
 from mtplx._csampling.acceptance cimport one_probability, require_same_length
-from mtplx._csampling.arrays cimport Row, doubles, integer, new_doubles, open_row
+from mtplx._csampling.arrays cimport Row, doubles, integer, new_doubles, open_row, real
 from mtplx._csampling.blocks cimport BY_DRAFT, DEFERRALS, deferral, deferral_bound
 from mtplx._csampling.dispatch cimport CASCADE_DISTANCE, TYPICAL_THRESHOLD, count_fallback
 from mtplx._csampling.distributions cimport (
@@ -65,9 +65,9 @@ def typical_acceptance_threshold(entropy_value, eps, delta):
     (0.09, 0.3)
     """
     for name, value in (("eps", eps), ("delta", delta)):
-        if not value >= 0.0:
+        if not real(value, name) >= 0.0:
             raise ValueError(f"{name} must not be negative; it is {value!r}")
-    entropy = float(entropy_value)
+    entropy = real(entropy_value, "entropy_value")
     if not entropy >= 0.0:
         raise ValueError(f"entropy_value must be at least 0; it is {entropy}")
     return min(float(eps), float(delta) * math.exp(-entropy))
@@ -104,7 +104,10 @@ def typical_accept_decision(target_p, token_id, *, eps, delta, entropy_value=Non
     """
     cdef double total
     cdef double p = one_probability(target_p, integer(token_id, "a token id"), "target_p")
-    entropy = distribution_entropy(target_p) if entropy_value is None else float(entropy_value)
+    if entropy_value is None:
+        entropy = distribution_entropy(target_p)
+    else:
+        entropy = real(entropy_value, "entropy_value")
     threshold = typical_acceptance_threshold(entropy, eps, delta)
     if entropy_value is None:
         # No entropy of the reference is below 0.
@@ -126,9 +129,10 @@ def typical_accept_decision(target_p, token_id, *, eps, delta, entropy_value=Non
 
 
 cdef double tolerance_of(object alpha) except? -1.0:
-    if math.isnan(alpha):
+    cdef double tolerance = real(alpha, "alpha")
+    if tolerance != tolerance:
         raise ValueError(f"alpha is {alpha!r}")
-    return alpha
+    return tolerance
 
 
 cdef deferral deferral_of(object rule) except *:
@@ -175,7 +179,7 @@ def cascade_defer_decision(p, q, *, alpha, tv_value=None):
     (True, 0.25)
     """
     cdef double tolerance = tolerance_of(alpha), distance, top, draft_top, doubt
-    distance = total_variation(p, q) if tv_value is None else float(tv_value)
+    distance = total_variation(p, q) if tv_value is None else real(tv_value, "tv_value")
     if math.isnan(distance):
         raise ValueError(f"tv_value is {distance}")
     draft_top = largest(q, "q")

@@ -869,7 +869,7 @@ cdef class OpenTree:
     cdef object open(self, object target, object draft, cnp.ndarray tokens, cnp.ndarray parents, str rule,
                      bint replacement, bint check_draft):
         cdef Tree *tree = &self.tree
-        cdef Py_ssize_t n = cnp.PyArray_DIM(tokens, 0), node, row, depth
+        cdef Py_ssize_t n = min(cnp.PyArray_DIM(tokens, 0), cnp.PyArray_DIM(parents, 0)), node, row, depth
         cdef const int64_t *above = ids_of(parents)
         cdef Side *side
         cdef View view
@@ -900,6 +900,8 @@ cdef class OpenTree:
             tree.first_child[row] = -1
         for node in range(n - 1, -1, -1):
             row = above[node] + 1
+            if not 0 <= row <= node:
+                raise ValueError(f"the parent of node {node} is {row - 1}, not in [-1, {node})")
             tree.next_sibling[node] = tree.first_child[row]
             tree.first_child[row] = node
             tree.children[row] += 1

@@ -214,7 +214,7 @@ cdef class OpenBlock:
                      tuple settings):
         cdef bint from_logits = settings is not None
         self.open_rule(rule, check_draft, from_logits)
-        self.open_tokens(draft_tokens, -1)
+        self.open_tokens(draft_tokens, target, -1)
         if from_logits:
             config, draft_config, token_counts, penalty_overlay = settings
             self.read_settings(config, None if draft is None else draft_config, token_counts, penalty_overlay)
@@ -239,9 +239,7 @@ cdef class OpenBlock:
         cdef Py_ssize_t K = block.drafts
         if count >= 0:
             block.target.count = min(block.target.count, count)
-        if block.target.count != K and block.target.count != K + 1:
-            raise ValueError(f"target has {block.target.count} rows for {K} drafts; "
-                             f"expected {K + 1}, or {K} without a bonus row")
+        require_rows(block.target.count, K)
 
     cdef object check_draft_rows(self, Py_ssize_t count):
         cdef Block *block = &self.block
@@ -273,8 +271,11 @@ cdef class OpenBlock:
             block.parameters.deferred = DEFERRALS[rule[2]]
 
     @cython.boundscheck(True)  # the caller's lists may shrink meanwhile
-    cdef object open_tokens(self, object draft_tokens, Py_ssize_t count):
-        """Ids are read now where that can fail for none, else each when it is reached."""
+    cdef object open_tokens(self, object draft_tokens, object target, Py_ssize_t count):
+        """Ids are read now where that can fail for none, else each when it is reached.
+
+        Where the target's rows are easily counted, ids that are more than these are not looked at.
+        """
         cdef Py_ssize_t i, K
         cdef int64_t *ids
         cdef int overflow
@@ -288,6 +289,9 @@ cdef class OpenBlock:
                 raise TypeError("draft_tokens must be a sequence of ids, "
                                 f"not {type(draft_tokens).__name__}")
         K = len(draft_tokens) if count < 0 else count
+        if type(target) is list or type(target) is tuple or (
+                cnp.PyArray_CheckExact(target) and cnp.PyArray_NDIM(<cnp.ndarray>target) == 2):
+            require_rows(len(target), K)
         self.kept.append(draft_tokens)
         self.block.given_tokens = <PyObject *>draft_tokens
         ids = self.open_memory(K)
@@ -471,6 +475,12 @@ cdef class OpenBlock:
         if not failure.of_draft:
             patch(&self.block.penalties, failure.row, &row)
         return elements_of(&row)
+
+
+cdef object require_rows(Py_ssize_t count, Py_ssize_t drafts):
+    if count != drafts and count != drafts + 1:
+        raise ValueError(f"target has {count} rows for {drafts} drafts; "
+                         f"expected {drafts + 1}, or {drafts} without a bonus row")
 
 
 cdef tuple told_error(const Block *block):
@@ -704,7 +714,7 @@ def open_blocks(targets, list target_counts, drafts, list draft_counts, tokens, 
             if matrix:
                 opened.copy_tokens(<cnp.ndarray>tokens, b, token_counts[b])
             else:
-                opened.open_tokens(tokens[b], token_counts[b])
+                opened.open_tokens(tokens[b], None, token_counts[b])
             if from_logits:
                 settings = draft_configs[b] if cnp.PyArray_Check(drafts) or drafts[b] is not None else None
                 opened.read_settings(configs[b], settings, counts[b], overlays[b])
@@ -760,35 +770,46 @@ def vocabulary(list blocks):
     return opened.block.target.width if opened.block.target.kind == BATCH else 0
 
 
+def holding_generators(list blocks, call):
+    """Make a call while no other thread can draw from the generators of opened blocks.
+
+    Their locks are taken here and not by the workers of an executor: one that this thread has taken already
+    would keep a worker waiting for ever.
+    """
+    cdef OpenBlock opened
+    cdef list held = []
+    generators = {id(opened.generator): opened.generator for opened in blocks if opened.generator is not None}
+    try:
+        # In an order of their own, so that two calls that share generators cannot wait for each other.
+        for key in sorted(generators):
+            lock = generators[key].lock
+            lock.acquire()  # an interrupt while it waits leaves none of the others locked
+            held.append(lock)
+        call()
+    finally:
+        for lock in held:
+            lock.release()
+
+
 @cython.boundscheck(True)  # the caller's lists may shrink meanwhile
 def run_blocks(list blocks, Py_ssize_t first, Py_ssize_t last):
-    """Verify a range of opened blocks with one release of the GIL."""
+    """Verify a range of opened blocks, whose generators are held, with one release of the GIL."""
     cdef Py_ssize_t b
     cdef Workspace space
     cdef OpenBlock opened
-    cdef list held = []
     cdef Block **range_of = <Block **>malloc((last - first) * sizeof(Block *))
     if range_of is NULL:
         raise MemoryError
     try:
-        # In an order of their own, so that two ranges that share generators cannot wait for each other.
-        generators = {id(opened.generator): opened.generator
-                      for opened in blocks[first:last] if opened.generator is not None}
-        locks = [generators[key].lock for key in sorted(generators)]
         for b in range(first, last):
             opened = blocks[b]
             range_of[b - first] = &opened.block
         memset(&space, 0, sizeof(Workspace))
-        for lock in locks:
-            lock.acquire()  # an interrupt while it waits leaves none of the others locked
-            held.append(lock)
         with nogil:
             for b in range(last - first):
                 range_of[b].status = run(range_of[b], &space)
             free_workspace(&space)
     finally:
-        for lock in held:
-            lock.release()
         free(range_of)
     for b in range(first, last):
         opened = blocks[b]

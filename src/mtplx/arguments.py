@@ -1,4 +1,4 @@
-"""Arguments that are integers or tokens, checked with messages that name the argument and what was given."""
+"""Arguments that are numbers or tokens, checked with messages that name the argument and what was given."""
 
 from __future__ import annotations
 
@@ -6,14 +6,28 @@ import operator
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["as_count", "as_integer", "as_tokens"]
+__all__ = ["as_count", "as_integer", "as_real", "as_tokens"]
 
 
 def as_integer(value: Any, name: str) -> int:
     """The integer that `value` stands for (`int`, NumPy's, anything with ``__index__``), else TypeError."""
     if not hasattr(type(value), "__index__"):
         raise TypeError(f"{name} must be an integer, not {value!r}")
-    return operator.index(value)
+    try:
+        return operator.index(value)
+    except TypeError as error:  # as of an array of several
+        raise TypeError(f"{name} must be an integer, not {value!r}") from error
+
+
+def as_real(value: Any, name: str) -> float:
+    """The real number that `value` stands for, else TypeError; ``float`` alone would read text, too."""
+    kind = type(value)
+    if issubclass(kind, str | bytes) or not (hasattr(kind, "__float__") or hasattr(kind, "__index__")):
+        raise TypeError(f"{name} must be a real number, not {value!r}")
+    try:
+        return float(value)
+    except TypeError as error:  # as of an array of several
+        raise TypeError(f"{name} must be a real number, not {value!r}") from error
 
 
 def as_count(value: Any, name: str, least: int) -> int:

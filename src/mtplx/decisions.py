@@ -12,12 +12,13 @@ everything a caller may pass as ``rule=`` into one canonical form.
 from __future__ import annotations
 
 import math
-import operator
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from mtplx.arguments import as_integer, as_real
 
 __all__ = [
     "CHAIN_RULES",
@@ -35,11 +36,14 @@ __all__ = [
 
 
 def _read_only(values: ArrayLike, dtype: Any, ndim: int, name: str) -> NDArray[Any]:
-    array = np.array(values, dtype=dtype, order="C")
-    if array.ndim != ndim:
-        raise ValueError(f"{name} must have {ndim} dimension(s), not the shape {array.shape}")
-    array.flags.writeable = False
-    return array
+    """A copy in memory that no flag makes writable: the core trusts what was checked."""
+    given = np.asarray(values)
+    if given.ndim != ndim:
+        raise ValueError(f"{name} must have {ndim} dimension(s), not the shape {given.shape}")
+    if given.size and given.dtype.kind not in ("iu" if dtype is np.int64 else "iuf"):
+        wanted = "integers" if dtype is np.int64 else "real numbers"
+        raise TypeError(f"{name} must hold {wanted}, not {given.dtype}")
+    return np.ndarray(given.shape, dtype, given.astype(dtype).tobytes())
 
 
 class _ByValue:
@@ -63,6 +67,12 @@ class _ByValue:
     def _values(self) -> tuple[Any, ...]:
         return tuple(getattr(self, field.name) for field in fields(self))
 
+
+class _Decision(_ByValue):
+    """Made by its constructor, which copies and checks, or of what verification has just made."""
+
+    __slots__ = ()
+
     @classmethod
     def adopt(cls, *values: Any) -> Self:
         """A decision from values that are right already: arrays made for it, of its dtypes, not copied."""
@@ -75,7 +85,7 @@ class _ByValue:
 
 
 @dataclass(frozen=True, eq=False)
-class BlockDecision(_ByValue):
+class BlockDecision(_Decision):
     """Outcome of the verification of one block of K drafted tokens.
 
     Parameters
@@ -106,14 +116,14 @@ class BlockDecision(_ByValue):
     def __post_init__(self) -> None:
         store = object.__setattr__
         store(self, "tokens", _read_only(self.tokens, np.int64, 1, "tokens"))
-        store(self, "accepted", operator.index(self.accepted))
+        store(self, "accepted", as_integer(self.accepted, "accepted"))
         probabilities = _read_only(self.accept_probabilities, np.float64, 1, "accept_probabilities")
         store(self, "accept_probabilities", probabilities)
         store(self, "bonus", bool(self.bonus))
 
 
 @dataclass(frozen=True, eq=False)
-class BatchDecision(_ByValue):
+class BatchDecision(_Decision):
     """Outcome of the verification of B blocks of at most K drafted tokens.
 
     Parameters
@@ -181,7 +191,7 @@ class Typical:
     def __post_init__(self) -> None:
         for name in ("eps", "delta"):
             value = getattr(self, name)
-            if not value >= 0.0:
+            if not as_real(value, name) >= 0.0:
                 raise ValueError(f"{name} must not be negative; it is {value!r}")
 
 
@@ -229,7 +239,7 @@ class Cascade:
     rule: CascadeRule = "tokenv3"
 
     def __post_init__(self) -> None:
-        if math.isnan(self.alpha):
+        if math.isnan(as_real(self.alpha, "alpha")):
             raise ValueError(f"alpha is {self.alpha!r}")
         if self.rule not in CASCADE_RULES:
             raise ValueError(f"unknown cascade rule {self.rule!r}; known are {_listed(CASCADE_RULES)}")
@@ -320,10 +330,7 @@ class TokenTree(_ByValue):
 
     def __init__(self, tokens: ArrayLike, parents: ArrayLike) -> None:
         for name, given in (("tokens", tokens), ("parents", parents)):
-            values = np.asarray(given)
-            if values.dtype.kind not in "iu" and values.size:
-                raise TypeError(f"{name} must hold integers, not {values.dtype}")
-            object.__setattr__(self, name, _read_only(values, np.int64, 1, name))
+            object.__setattr__(self, name, _read_only(given, np.int64, 1, name))
         if self.tokens.size != self.parents.size:
             raise ValueError(f"{self.tokens.size} tokens, but {self.parents.size} parents")
         misplaced = np.flatnonzero((self.parents < -1) | (self.parents >= np.arange(self.parents.size)))
@@ -343,7 +350,7 @@ class TokenTree(_ByValue):
 
 
 @dataclass(frozen=True, eq=False)
-class TreeDecision(_ByValue):
+class TreeDecision(_Decision):
     """Outcome of the verification of one tree.
 
     Parameters
@@ -374,7 +381,7 @@ class TreeDecision(_ByValue):
         store = object.__setattr__
         store(self, "tokens", _read_only(self.tokens, np.int64, 1, "tokens"))
         store(self, "path", _read_only(self.path, np.int64, 1, "path"))
-        store(self, "accepted", operator.index(self.accepted))
+        store(self, "accepted", as_integer(self.accepted, "accepted"))
         store(self, "bonus", bool(self.bonus))
 
 

@@ -40,7 +40,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from types import SimpleNamespace
@@ -670,7 +670,10 @@ class TokenStream(Iterator[int]):
         if not prompt:
             raise ValueError("the prompt is empty: there is no last token to decode from")
         self._backend = _load_backend(backend)
-        draft_seed, verify_seed = np.random.SeedSequence(seed).spawn(2)
+        try:
+            draft_seed, verify_seed = np.random.SeedSequence(seed).spawn(2)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"seed must be a non-negative integer or None, not {seed!r}") from error
         self._draft_rng = np.random.default_rng(draft_seed)
         self._verify_rng = np.random.default_rng(verify_seed)
         self._target = target
@@ -680,6 +683,8 @@ class TokenStream(Iterator[int]):
         self._depth = depth
         self._policies, self._depth_policy, self._temperature_policy = _as_policies(policy)
         self._max_tokens = max_tokens
+        if not isinstance(stop_tokens, Iterable):
+            raise TypeError(f"stop_tokens must be a collection of tokens, not {stop_tokens!r}")
         self._stop_tokens = frozenset(as_integer(token, "a stop token") for token in stop_tokens)
         penalized = config.presence_penalty != 0 or config.frequency_penalty != 0
         self._token_counts: dict[int, int] | None = {} if penalized else None

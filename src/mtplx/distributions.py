@@ -243,9 +243,7 @@ class BatchedSparseDistributions:
             raise ValueError(
                 f"token_ids and probs must have one shape (N, k), not {ids.shape} and {weights.shape}"
             )
-        size = operator.index(vocab_size)
-        if not 0 < size < 1 << 63:
-            raise ValueError(f"vocab_size is {size}")
+        size = _as_vocabulary_size(vocab_size)
         stored_ids = np.full(ids.shape, -1, dtype=np.int64)
         stored_probs = np.zeros(ids.shape)
         for row in range(ids.shape[0]):
@@ -280,7 +278,9 @@ class BatchedSparseDistributions:
         Raises
         ------
         ValueError
-            A distribution has more than `width` tokens, or another `vocab_size`.
+            A distribution has more than `width` tokens, or another `vocab_size`; a negative `width`.
+        TypeError
+            Something else among them.
 
         Examples
         --------
@@ -288,19 +288,25 @@ class BatchedSparseDistributions:
         >>> BatchedSparseDistributions.from_distributions([one], vocab_size=10, width=3).token_ids
         array([[ 7,  3, -1]])
         """
-        counts = [one.token_ids.size for one in distributions]
-        k = max(counts, default=0) if width is None else operator.index(width)
+        size, counts = _as_vocabulary_size(vocab_size), []
+        for row, one in enumerate(distributions):
+            if not isinstance(one, SparseDistribution):
+                raise TypeError(f"row {row} must be a SparseDistribution, not {type(one).__name__}")
+            counts.append(one.token_ids.size)
+        k = max(counts, default=0) if width is None else _as_integer(width, "width")
+        if k < 0:
+            raise ValueError(f"width must not be negative; it is {k}")
         token_ids = np.full((len(counts), k), -1, dtype=np.int64)
         probs = np.zeros((len(counts), k))
         for row, (one, count) in enumerate(zip(distributions, counts, strict=True)):
-            if count > k or one.vocab_size != vocab_size:
+            if count > k or one.vocab_size != size:
                 raise ValueError(
-                    f"row {row} has {count} tokens of {one.vocab_size}; expected at most {k} of {vocab_size}"
+                    f"row {row} has {count} tokens of {one.vocab_size}; expected at most {k} of {size}"
                 )
             token_ids[row, :count] = one.token_ids
             probs[row, :count] = one.probs
         made = cls.__new__(cls)
-        made._store(token_ids, probs, vocab_size)
+        made._store(token_ids, probs, size)
         return made
 
     def __len__(self) -> int:
@@ -319,14 +325,14 @@ class BatchedSparseDistributions:
         return (_restore_batch, (type(self), self.token_ids, self.probs, self.vocab_size))
 
     def _row(self, row: int) -> int:
-        index = operator.index(row)
+        index = _as_integer(row, "a row")
         if not 0 <= index < len(self):
             raise IndexError(f"row {index} is outside [0, {len(self)})")
         return index
 
     def probability(self, row: int, token_id: int) -> float:
         """Probability of `token_id` in a row; 0.0 for any integer outside its support, -1 included."""
-        index, token = self._row(row), operator.index(token_id)
+        index, token = self._row(row), _as_integer(token_id, "a token id")
         if not 0 <= token < self.vocab_size:
             return 0.0
         return float(self.probs[index][self.token_ids[index] == token].sum())
@@ -343,6 +349,21 @@ class BatchedSparseDistributions:
     def sample(self, row: int, rng: Any = None) -> int:
         """Draw one token of a row, as `mtplx.sampling.sample_from_distribution` does."""
         return sample_from_distribution(self.to_distribution(row), rng)
+
+
+def _as_integer(value: Any, name: str) -> int:
+    # As in mtplx.arguments, which an engine that takes this file and the core has not got.
+    try:
+        return operator.index(value)
+    except TypeError as error:
+        raise TypeError(f"{name} must be an integer, not {value!r}") from error
+
+
+def _as_vocabulary_size(value: Any) -> int:
+    size = _as_integer(value, "vocab_size")
+    if not 0 < size < 1 << 63:
+        raise ValueError(f"vocab_size is {size}")
+    return size
 
 
 def _sealed(values: NDArray[Any]) -> NDArray[Any]:

@@ -420,7 +420,12 @@ def _verify_batch(
         if from_logits is not None:
             work, enough = work * (K + 1), WORTHWHILE_LOGITS
         least = 1 + enough // max(work, 1)
-        run_ranges(executor, lambda first, last: core.run_blocks(opened, first, last), B, least=least)
+        core.holding_generators(
+            opened,
+            lambda: run_ranges(
+                executor, lambda first, last: core.run_blocks(opened, first, last), B, least=least
+            ),
+        )
         answer = core.collect_blocks(opened, K)
         if len(answer) == 3:
             _raise(*answer)

@@ -43,7 +43,7 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from mtplx.arguments import as_tokens
+from mtplx.arguments import as_count, as_integer, as_tokens
 
 __all__ = ["NGramModel", "NGramPair", "NGramState", "PieceTokenizer", "default_corpus", "train_pair"]
 
@@ -87,7 +87,7 @@ class PieceTokenizer:
     """
 
     def __init__(self, text: str, vocab_size: int = 4096) -> None:
-        if vocab_size < BYTE_TOKENS:
+        if as_integer(vocab_size, "vocab_size") < BYTE_TOKENS:
             raise ValueError(f"vocab_size must be at least {BYTE_TOKENS}, the bytes; got {vocab_size}")
         counts = Counter(_split(text))
         # A piece of one ASCII character is its byte token already.
@@ -204,13 +204,16 @@ class NGramModel:
     """
 
     def __init__(self, tokens: Sequence[int] | NDArray[np.integer], vocab_size: int, order: int) -> None:
-        if order < 1:
-            raise ValueError(f"order must be at least 1; got {order}")
-        corpus = np.asarray(tokens, dtype=np.int64)
-        if corpus.ndim != 1 or corpus.size == 0:
-            raise ValueError(f"the corpus must be a non-empty sequence of tokens; got shape {corpus.shape}")
-        if corpus.min() < 0 or corpus.max() >= vocab_size:
-            raise ValueError(f"the corpus has a token outside [0, {vocab_size})")
+        order, vocab_size = as_count(order, "order", 1), as_count(vocab_size, "vocab_size", 1)
+        given = np.asarray(tokens)
+        if given.ndim != 1 or given.size == 0:
+            raise ValueError(f"the corpus must be a non-empty sequence of tokens; got shape {given.shape}")
+        if given.dtype.kind not in "iu":
+            raise TypeError(f"the corpus must hold integers, not {given.dtype}")
+        outside = np.flatnonzero((given < 0) | (given >= vocab_size))
+        if outside.size:
+            raise ValueError(f"the corpus has the token {given[outside[0]]}, outside [0, {vocab_size})")
+        corpus = given.astype(np.int64)
         self.order = order
         self.vocab_size = vocab_size
         self._orders: list[_Order] = []

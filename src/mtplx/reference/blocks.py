@@ -21,13 +21,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from mtplx._csampling.dlpack import imported
-from mtplx.arguments import as_integer
+from mtplx.arguments import as_integer, as_real
 from mtplx.decisions import BatchDecision, BlockDecision, CanonicalRule, Rule, as_rule
 from mtplx.distributions import Distribution, SamplerConfig, SparseDistribution, errors_at
 from mtplx.reference import rules
 from mtplx.reference.one_row import (
     as_generator,
-    as_real,
     check_penalties,
     check_settings,
     id_within,

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mtplx._csampling.dlpack import imported, widen_bfloat16
-from mtplx.arguments import as_integer
+from mtplx.arguments import as_integer, as_real
 from mtplx.distributions import (
     Distribution,
     NonFiniteLogitsError,
@@ -126,14 +126,6 @@ def as_result(out: Any, size: int, *inputs: Any, dtypes: tuple[Any, ...] = (np.f
         if isinstance(array, np.ndarray) and np.shares_memory(out, array):
             raise ValueError("out overlaps an input")
     return out
-
-
-def as_real(value: Any, name: str) -> float:
-    """A real number; ``float`` alone would read text, too."""
-    kind = type(value)
-    if issubclass(kind, str | bytes) or not (hasattr(kind, "__float__") or hasattr(kind, "__index__")):
-        raise TypeError(f"{name} must be a real number, not {value!r}")
-    return float(value)
 
 
 def as_temperature(temperature: Any) -> float:

@@ -44,7 +44,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mtplx.arguments import as_integer
+from mtplx.arguments import as_integer, as_real
 from mtplx.decisions import CanonicalRule, Cascade, Typical
 from mtplx.distributions import Distribution, SparseDistribution, errors_at
 from mtplx.reference.one_row import (
@@ -385,7 +385,7 @@ def typical_acceptance_threshold(entropy_value: float, eps: float, delta: float)
     (0.09, 0.3)
     """
     parameters = Typical(eps, delta)
-    entropy = float(entropy_value)
+    entropy = as_real(entropy_value, "entropy_value")
     if not entropy >= 0.0:
         raise ValueError(f"entropy_value must be at least 0; it is {entropy}")
     return min(float(parameters.eps), float(parameters.delta) * math.exp(-entropy))
@@ -423,7 +423,10 @@ def typical_accept_decision(
     (True, 0.09, 0.0)
     """
     p = probability_of(target_p, as_integer(token_id, "a token id"), "target_p")
-    entropy = distribution_entropy(target_p) if entropy_value is None else float(entropy_value)
+    if entropy_value is None:
+        entropy = distribution_entropy(target_p)
+    else:
+        entropy = as_real(entropy_value, "entropy_value")
     threshold = typical_acceptance_threshold(entropy, eps, delta)
     return p > threshold, threshold, entropy
 
@@ -519,7 +522,7 @@ def cascade_defer_decision(
     (True, 0.25)
     """
     tolerance = float(Cascade(alpha).alpha)
-    tv = total_variation(p, q) if tv_value is None else float(tv_value)
+    tv = total_variation(p, q) if tv_value is None else as_real(tv_value, "tv_value")
     if math.isnan(tv):
         raise ValueError(f"tv_value is {tv}")
     return _largest(q, "q") < _largest(p, "p") - tolerance * tv, tv

@@ -32,7 +32,6 @@ and ``"traversal"`` has the thresholds of ``"block"`` (it draws its coins one by
 from __future__ import annotations
 
 import math
-import operator
 import sys
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -40,6 +39,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from mtplx.arguments import as_integer
 from mtplx.decisions import TokenTree, TreeDecision, TreeRule, as_tree_rule
 from mtplx.distributions import Distribution, SparseDistribution, errors_at
 from mtplx.reference.one_row import (
@@ -607,7 +607,7 @@ def as_key(rng: Any, seed: int | None, position: int | None) -> tuple[int, int]:
         raise ValueError("seed and position are given together or not at all")
     if rng is not None:
         raise ValueError("either rng or seed and position are given, not both")
-    keys = operator.index(seed), operator.index(position)
+    keys = as_integer(seed, "seed"), as_integer(position, "position")
     for key, name, bound in zip(keys, ("seed", "position"), (1 << 64, 1 << 63), strict=True):
         if not 0 <= key < bound:
             raise ValueError(f"{name} must be in [0, {bound}), not {key}")
