@@ -578,7 +578,7 @@ cdef Py_ssize_t rough_terms(const View *view, Py_ssize_t start, float *out) noex
     cdef double buffer[CHUNK]
     cdef const void *piece
     cdef bint single
-    cdef Py_ssize_t length = min(view.n - start, <Py_ssize_t>CHUNK), i
+    cdef Py_ssize_t length = min(view.n - start, <Py_ssize_t>CHUNK)
     cdef double per_unit
     if view.mode == STREAMED:
         per_unit = LOG2_E / view.scaled.temperature
@@ -757,7 +757,7 @@ cdef Py_ssize_t weights_of(const Correction *left, Py_ssize_t start, double *buf
 cdef Py_ssize_t probabilities_of(const View *view, Py_ssize_t start, double *buffer,
                                  const double **piece) noexcept nogil:
     cdef running ignored
-    cdef Py_ssize_t length = min(view.n - start, <Py_ssize_t>CHUNK), i
+    cdef Py_ssize_t length = min(view.n - start, <Py_ssize_t>CHUNK)
     if view.mode == STREAMED:
         memset(&ignored, 0, sizeof(ignored))
         terms_of(view, start, buffer, piece, &ignored)
