@@ -4,14 +4,16 @@
     python benches/workers.py --only "B = 32" --seconds 60
 
 One worker is no executor, two are a `ThreadPoolExecutor(2)`, called in turns within one process; the figures
-are minima of wall-clock time. From logits, 8 or more sequences with more than 2 ms of work must gain by 1.5
-or more. Work that is small must not lose: an executor never makes a call slower than 0.95x. Of dense
-probabilities, which are read from memory, no gain is promised.
+are minima of wall-clock time, of several passes over the table, so that what else the machine does for a
+while spoils no line. From logits, 8 or more sequences with more than 2 ms of work must gain by 1.5 or more.
+Work that is small must not lose: an executor never makes a call slower than 0.95x. Of dense probabilities,
+which are read from memory, no gain is promised.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import time
 from collections.abc import Callable
@@ -21,6 +23,7 @@ from mtplx.bench import DESIGN_VOCABULARY
 from mtplx.bench_blocks import Shape, batch_call, shapes
 
 WORTHWHILE_US, GAIN, NO_LOSS = 2000.0, 1.5, 0.95
+PASSES = 3
 
 
 def sample(call: Callable[[], object], number: int) -> float:
@@ -50,7 +53,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--only", default="", metavar="PART", help="lines with this in their name")
     parser.add_argument("--vocab", type=int, default=DESIGN_VOCABULARY)
-    parser.add_argument("--seconds", type=float, default=30.0, help="for the whole table")
+    parser.add_argument("--seconds", type=float, default=120.0, help="for the whole table")
     options = parser.parse_args()
     plan = [shape for shape in shapes(options.only) if shape.drafts == 5]
     load = f"Processes at work before: {os.getloadavg()[0]:.1f}."
@@ -58,18 +61,18 @@ def main() -> None:
     print()
     print("| form | rejected | B | one worker | two workers | ratio | within |")
     print("| --- | --- | ---: | ---: | ---: | ---: | ---: |")
+    best = dict.fromkeys(plan, (math.inf, math.inf))
     with ThreadPoolExecutor(2) as executor:
-        for shape in plan:
-            one, two = in_turns(
-                batch_call(shape, options.vocab, None),
-                batch_call(shape, options.vocab, executor),
-                options.seconds / len(plan),
-            )
-            print(
-                f"| {shape.form} | {shape.outcome} | {shape.sequences} | {one:,.0f} | {two:,.0f} "
-                f"| {one / two:.2f} | {verdict(shape, one, two)} |",
-                flush=True,
-            )
+        for _ in range(PASSES):
+            for shape in plan:
+                calls = (batch_call(shape, options.vocab, workers) for workers in (None, executor))
+                taken = in_turns(*calls, options.seconds / (PASSES * len(plan)))
+                best[shape] = min(best[shape][0], taken[0]), min(best[shape][1], taken[1])
+    for shape, (one, two) in best.items():
+        print(
+            f"| {shape.form} | {shape.outcome} | {shape.sequences} | {one:,.0f} | {two:,.0f} "
+            f"| {one / two:.2f} | {verdict(shape, one, two)} |"
+        )
 
 
 if __name__ == "__main__":

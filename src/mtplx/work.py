@@ -1,11 +1,13 @@
 """Ranges of independent work, given to an executor of the caller's.
 
 There is no pool of our own: pools hang after a fork, and a second thread runtime beside that of a tensor
-library aborts the process. Who has an executor passes it; each of its workers gets one contiguous range.
+library aborts the process. Who has an executor passes it. Work is cut into a few contiguous ranges for each
+worker, which takes the next one when it is done: a core that something else slows down then does fewer.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -17,6 +19,10 @@ WORTHWHILE_PROBABILITIES = 1_200_000
 """The same of probabilities, of which some 0.2 ns each are work."""
 
 
+RANGES = 4
+"""For each worker, at most."""
+
+
 def worker_count(executor: Any) -> int:
     """How many workers an executor has; 2 where it does not tell."""
     return int(getattr(executor, "_max_workers", 2) or 2)
@@ -25,35 +31,52 @@ def worker_count(executor: Any) -> int:
 def run_ranges(executor: Any, run: Callable[[int, int], None], count: int, *, least: int = 1) -> None:
     """Call ``run(first, last)`` for contiguous ranges that cover ``range(count)``.
 
+    Of what is raised, the error of the lowest range comes out, as without an executor; then everything that
+    was handed out has ended.
+
     Parameters
     ----------
     executor : concurrent.futures.Executor or None
-        None: everything in the calling thread, which takes the first range in any case.
+        None: everything in the calling thread, which is one of the workers in any case.
     run : callable
     count : int
     least : int
         Fewest items that are worth a range of their own.
     """
-    workers = 1 if executor is None else max(1, min(worker_count(executor), count // max(least, 1)))
-    bounds = [count * i // workers for i in range(workers + 1)]
-    ranges = list(pairwise(bounds))
-    futures: list[Any] = []
-    failed: BaseException | None = None
-    try:
-        for first, last in ranges[1:]:
-            futures.append(executor.submit(run, first, last))
-        run(*ranges[0])
-        for future, (first, last) in zip(futures, ranges[1:], strict=True):
-            # What no worker has begun is done here: in a call from one of the executor's own workers
-            # there may be nobody else to do it.
-            if future.cancel():
+    parts = count // max(least, 1)
+    workers = 1 if executor is None or parts < 2 else min(worker_count(executor), parts)
+    if workers < 2:
+        run(0, count)
+        return
+    parts = min(parts, RANGES * workers)
+    waiting = deque(pairwise(count * i // parts for i in range(parts + 1)))
+    failed: dict[int, BaseException] = {}
+
+    def work() -> None:
+        # Ranges are taken in order, so those below one that fails are taken already.
+        while True:
+            try:
+                first, last = waiting.popleft()
+            except IndexError:
+                return
+            try:
                 run(first, last)
+            except BaseException as error:
+                failed[first] = error
+                waiting.clear()
+
+    futures: list[Any] = []
+    try:
+        for _ in range(workers - 1):
+            futures.append(executor.submit(work))
+        work()
     except BaseException as error:
-        failed = error
+        failed[-1] = error
+        waiting.clear()
     for future in futures:
-        # Everything that was handed out has ended before anything is raised.
+        # A worker that has not begun need not: in a call from one of the executor's own workers there may
+        # be nobody else to do it.
         if not future.cancel():
-            late = future.exception()
-            failed = failed or late
-    if failed is not None:
-        raise failed
+            future.result()
+    if failed:
+        raise failed[min(failed)]
